@@ -1,7 +1,6 @@
 """The fused kernels against float64; without a GPU `test_triton.py` runs these tests."""
 
 import copy
-import os
 
 import pytest
 import torch
@@ -17,11 +16,9 @@ from jcl.core.batchnorm import (
 )
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.core.fusion import fuse_batch_norm
+from kernel_tools import DEVICE, INTERPRETED, needs_kernels
 
 pytest.importorskip("triton")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-needs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="no CUDA device and no interpreter")
 
 
 @pytest.mark.gpu
@@ -81,7 +78,7 @@ def test_one_value_per_channel_is_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu" or torch.cuda.mem_get_info()[0] < 2**34, reason="needs 16 GB on a GPU")
+@pytest.mark.skipif(DEVICE.type == "cpu" or torch.cuda.mem_get_info()[0] < 2**34, reason="needs 16 GB on a GPU")
 def test_a_tensor_of_more_than_two_to_the_31_values():
     from jcl.core.fused_norm import grouped_batch_norm
 

@@ -1,17 +1,13 @@
 """The Triton kernels against the views of the pipeline; without a GPU `test_triton.py` runs these tests."""
 
-import os
-
 import pytest
 import torch
 
 from jcl.views import ViewMaker, view_recipe
 from jcl.views.parameters import draw_parameters
+from kernel_tools import DEVICE, INTERPRETED, needs_kernels
 
 pytest.importorskip("triton")
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-needs_kernels = pytest.mark.skipif(DEVICE.type == "cpu" and not INTERPRETED, reason="no CUDA device and no interpreter")
 
 
 def batch(height: int, width: int, channels: int = 3) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from jcl.commands.run import RunContext
 from jcl.console import STDERR, pluralize, print_line
 from jcl.core.encoder import backbone_parts
 from jcl.data.named import absolute_location
-from jcl.data.source import ImageSource, select_images
+from jcl.data.source import ImageSource, evenly_spaced, select_images
 from jcl.distributed.device import to_device
 from jcl.distributed.group import ALONE
 from jcl.errors import SettingsError
@@ -82,7 +82,7 @@ def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> Fi
 
 def _squared_length(target: EvaluationTarget, images: ImageSource) -> float:
     """The mean squared length of the features of up to 128 images."""
-    sample = select_images(images, torch.arange(0, len(images), max(1, len(images) // 64)))
+    sample = select_images(images, torch.tensor(evenly_spaced(len(images), 128)))
     return target.features(sample, console=Console(quiet=True)).values.square().sum(dim=1).mean().item()
 
 
