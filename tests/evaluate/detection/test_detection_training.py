@@ -56,7 +56,8 @@ def test_a_short_training_learns(task, tmp_path):
 @pytest.mark.parametrize("task", ["box", "mask", "keypoint"])
 def test_a_short_training_learns_on_a_gpu(task, tmp_path):
     file = write_coco(tmp_path / "coco", kind="person_keypoints" if task == "keypoint" else "instances")
-    changes = {"iterations": 60, "device": "cuda", "precision": "bfloat16", "pictures": 2, "workers": 2}
+    iterations = 120 if task == "keypoint" else 60
+    changes = {"iterations": iterations, "device": "cuda", "precision": "bfloat16", "pictures": 2, "workers": 2}
     folder = detect(small_options(task, file, out=tmp_path / "out", **changes), console=QUIET)
     summary = folder.summary()
     assert summary[f"{task}_ap50"] > 50 and summary["box_ap50"] > 50, summary
