@@ -234,15 +234,14 @@ def test_one_is_not_many():
 
 
 def test_existing_weights_are_trained_with_more_care():
-    asked = build_settings("folder", values={"data.location": "photos/", "train.epochs": 100})
+    asked = build_settings("folder", values={"data.location": "photos/", "train.epochs": 20})
     facts = DataFacts(images=10_000, short_side=300, decoded=False)
     weights = InitialWeights("imagenet", None, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
     (scratch, _), (continued, choices) = (resolve(asked, replace(facts, init=init)) for init in (None, weights))
-    assert continued.train.lr == pytest.approx(scratch.train.lr / 10)
-    assert (scratch.train.head_epochs, continued.train.head_epochs) == (0.0, 5.0)
-    assert (scratch.method.key_momentum, continued.method.key_momentum) == (0.99, 0.999)
+    assert continued.train.lr == pytest.approx(scratch.train.lr / 3)
+    assert (scratch.train.warmup_epochs, continued.train.warmup_epochs) == (2.0, 5.0)
     assert continued.views.mean == weights.mean and continued.views.image_size == scratch.views.image_size
-    assert {"train.lr", "train.head_epochs", "views.mean"} <= {choice.name for choice in choices}
+    assert {"train.lr", "views.mean"} <= {choice.name for choice in choices}
 
 
 def test_named_data_sets_with_initial_weights_use_no_recipe_for_training_from_scratch():

@@ -250,7 +250,7 @@ def _lr(values: Values, facts: DataFacts) -> tuple[float, str]:
     else:
         rate, source = 0.24, f", {_MEASURED_ON_PHOTOGRAPHS}"
     if facts.init:
-        rate, source = rate / 10, ", a tenth of the usual rate to keep what the weights know"
+        rate, source = rate / 3, ", a third of the usual rate to keep what the weights know"
     return round(rate * batch / 256, 10), f"{rate:g} for a batch of 256{source}, scaled to {batch}"
 
 
@@ -259,16 +259,10 @@ def _warmup_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
     epochs = values["train.epochs"]
     if _adamw(values):
         return round(epochs * 40 / 300, 2), "40 of 300 epochs, as MoCo v3"
-    if epochs / 10 >= _WARMUP_EPOCHS:
+    share, words = (4, "a quarter") if facts.init else (10, "a tenth")
+    if epochs / share >= _WARMUP_EPOCHS:
         return _WARMUP_EPOCHS, ""
-    return epochs / 10, f"a tenth of {pluralize(epochs, 'epoch')}; long runs have {_WARMUP_EPOCHS:g}"
-
-
-@_rule("train.head_epochs")
-def _head_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
-    if not facts.init:
-        return 0.0, ""
-    return min(_WARMUP_EPOCHS, values["train.epochs"] / 10), "the new head is trained before the backbone"
+    return epochs / share, f"{words} of {pluralize(epochs, 'epoch')}; long runs have {_WARMUP_EPOCHS:g}"
 
 
 @_rule("train.weight_decay")
@@ -296,8 +290,6 @@ def _queue_size(values: Values, facts: DataFacts) -> tuple[int, str]:
 @_rule("method.key_momentum")
 def _key_momentum(values: Values, facts: DataFacts) -> tuple[float, str]:
     steps = values["train.epochs"] * max(1, facts.images // values["train.batch_size"])
-    if facts.init:
-        return 0.999 if steps >= 1_000 else 0.99, "high, because the weights at the start already make good keys"
     for momentum, min_steps in ((0.999, 100_000), (0.99, 1_000)):
         if steps >= min_steps:
             return momentum, f"the key encoder averages over {round(1 / (1 - momentum)):,} of the {steps:,} steps"

@@ -47,7 +47,6 @@ class ResolvedTrainSettings(schema.TrainSettings):
     weight_decay: schema.NotNegative = 1e-4
     clip_grad: schema.NotNegative = 0.0
     warmup_epochs: schema.NotNegative = 0.0
-    head_epochs: schema.NotNegative = 0.0
     key_passes: schema.PositiveInt
 
 

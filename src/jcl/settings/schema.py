@@ -152,7 +152,7 @@ class TrainSettings(Section):
     milestones: tuple[PositiveInt, ...] = Field((120, 160), description="Epochs at which a step schedule decays.")
     decay: Positive = Field(0.1, description="Decay factor of a step schedule.")
     warmup_epochs: NotNegative | Auto = Field(0.0, description="Epochs of linear warm-up.")
-    head_epochs: NotNegative | Auto = Field("auto", description="Epochs in which only the projection head is trained.")
+    head_epochs: NotNegative = Field(0.0, description="Epochs in which only the projection head is trained.")
     layer_decay: float = Field(1.0, gt=0.0, le=1.0, description="Learning rate of a stage relative to the next one's.")
     seed: Seed = Field(0, description="Random seed.")
     device: str = Field("auto", description="Device: auto, cpu, cuda, cuda:1, ...")

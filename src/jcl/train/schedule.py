@@ -30,7 +30,7 @@ def _shape(train: TrainSettings, epoch: float) -> float:
 
 def backbone_share(train: TrainSettings, step: int, steps_per_epoch: int) -> float:
     """The backbone's share of the learning rate: 0 for `head_epochs`, then a ramp of the same length to 1."""
-    steps = round(float(train.head_epochs) * steps_per_epoch)
+    steps = round(train.head_epochs * steps_per_epoch)
     return min(1.0, max(0.0, (step + 1 - steps) / steps)) if steps else 1.0
 
 
