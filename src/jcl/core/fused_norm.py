@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 _TILE = 2048  # values that a program holds at a time
 _PROGRAMS = 1024  # enough to keep a GPU busy
-_MAX_SPLITS = 128  # sums that are combined by one program
+_SPLITS = 128  # whose sums are combined at a time
 _SIZES = ("rows", "splits", "split_rows")  # one kernel for all sizes, so that few are compiled
 _MEAN, _VARIANCE, _RSTD, _SCALE, _SHIFT = (tl.constexpr(row) for row in range(5))  # of the statistics
 _DWEIGHT, _DBIAS, _SLOPE, _CONSTANT = (tl.constexpr(row) for row in range(4))  # of the factors
@@ -53,14 +53,17 @@ def _sum_rows(x, sums, rows, channels, split_rows, R: tl.constexpr, C: tl.conste
 
 
 @triton.jit
-def _combined(sums, group, splits, channels, column, inside, S: tl.constexpr):
+def _combined(sums, group, splits, channels, column, inside, S: tl.constexpr, C: tl.constexpr):
     """Both sums of a group over its splits."""
-    split = tl.arange(0, S)
-    mask = (split < splits)[:, None] & inside[None, :]
-    sums += (group * splits + split[:, None]) * 2 * channels + column[None, :]
-    first = tl.sum(tl.load(sums, mask=mask, other=0.0), axis=0)
-    second = tl.sum(tl.load(sums + channels, mask=mask, other=0.0), axis=0)
-    return first, second
+    first = tl.zeros((S, C), tl.float32)
+    second = tl.zeros((S, C), tl.float32)
+    for start in range(0, splits, S):
+        split = start + tl.arange(0, S)
+        mask = (split < splits)[:, None] & inside[None, :]
+        place = (group * splits + split[:, None]) * 2 * channels + column[None, :]
+        first += tl.load(sums + place, mask=mask, other=0.0)
+        second += tl.load(sums + place + channels, mask=mask, other=0.0)
+    return tl.sum(first, axis=0), tl.sum(second, axis=0)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -71,7 +74,7 @@ def _finish_statistics(
     group, groups = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     column = tl.program_id(0) * C + tl.arange(0, C)
     inside = column < channels
-    total, squares = _combined(sums, group, splits, channels, column, inside, S)
+    total, squares = _combined(sums, group, splits, channels, column, inside, S, C)
     pivot = tl.load(x + group * rows * channels + column, mask=inside, other=0.0).to(tl.float32)
     offset = total / rows
     # Not tl.maximum, which would hide NaN.
@@ -170,7 +173,7 @@ def _finish_gradients(sums, statistics, factors, rows, channels, splits, S: tl.c
     column = tl.program_id(0) * C + tl.arange(0, C)
     inside = column < channels
     step = groups * channels
-    total, products = _combined(sums, group, splits, channels, column, inside, S)
+    total, products = _combined(sums, group, splits, channels, column, inside, S, C)
     statistics += group * channels + column
     mean = tl.load(statistics + _MEAN * step, mask=inside, other=0.0)
     rstd = tl.load(statistics + _RSTD * step, mask=inside, other=0.0)
@@ -215,14 +218,14 @@ class _Layout:
         self.columns = min(triton.next_power_of_2(self.channels), 64)
         self.tile = _TILE // self.columns
         blocks = triton.cdiv(self.channels, self.columns)
-        splits = min(_MAX_SPLITS, triton.cdiv(_PROGRAMS, groups * blocks), triton.cdiv(self.rows, self.tile))
+        splits = min(triton.cdiv(_PROGRAMS, groups * blocks), triton.cdiv(self.rows, self.tile))
         self.split_rows = triton.cdiv(triton.cdiv(self.rows, splits), self.tile) * self.tile
         self.splits = triton.cdiv(self.rows, self.split_rows)
         self.reduce = (self.splits, blocks, groups)
         self.finish = (triton.cdiv(self.channels, 16), groups)
         self.tiles = (triton.cdiv(self.rows, self.tile), blocks, groups)
         self.sizes = {"R": self.tile, "C": self.columns}
-        self.finish_sizes = {"S": _MAX_SPLITS, "C": 16}
+        self.finish_sizes = {"S": _SPLITS, "C": 16}
 
     def buffer(self, x: Tensor, *shape: int) -> Tensor:
         return torch.empty(*shape, self.channels, dtype=torch.float32, device=x.device)
