@@ -81,7 +81,7 @@ def profile(settings: Settings, *, progress: ProgressCallback = no_progress) -> 
     # A recorded step is replayed as a whole.
     training = RunTraining(with_values(resolved, {"train.cuda_graph": False}), data, context)
     with training.loader:
-        return profile_steps(training.step, training.loader, progress=progress)
+        return profile_steps(training.step, training.loader, progress)
 
 
 def _differences(settings: Settings, folder: RunFolder) -> str:

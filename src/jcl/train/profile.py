@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from jcl.console import ProgressCallback, no_progress
+from jcl.console import ProgressCallback
 from jcl.core.encoder import Stem, build_backbone
 from jcl.core.registry import METHODS
 from jcl.data import BatchLoader
@@ -20,6 +20,7 @@ from jcl.settings.schema import with_values
 from jcl.train.step import TrainingStep
 
 Result = TypeVar("Result")
+_WARMUP, _STEPS = 5, 20  # steps that are not timed, and that are
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,7 @@ class StepProfile:
         return max(0.0, self.step - sum(self.parts.values()))
 
 
-def profile_steps(
-    step: TrainingStep,
-    loader: BatchLoader,
-    *,
-    warm_up: int = 5,
-    steps: int = 20,
-    progress: ProgressCallback = no_progress,
-) -> StepProfile:
+def profile_steps(step: TrainingStep, loader: BatchLoader, progress: ProgressCallback) -> StepProfile:
     """Time the parts of some training steps; the learner should not be used afterwards.
 
     The step must not be recorded: a recorded step takes a little less than the sum shown here. On a GPU the parts are
@@ -51,6 +45,7 @@ def profile_steps(
     clock = _PartClock(step.options.device)
     methods = (
         ("views", step, "make_views"),
+        *([("views", step, "make_local_views")] if step.make_local_views else []),
         ("keys", step.learner, "encode_keys"),
         ("query", step.learner, "encode_queries"),
         ("loss", step.learner, "contrast"),
@@ -63,8 +58,8 @@ def profile_steps(
     on_gpu = step.options.device.type == "cuda"
     synchronize: Callable[[], None] = torch.cuda.synchronize if on_gpu else lambda: None
     waited = started = 0.0
-    for number in range(warm_up + steps):
-        if number == warm_up:
+    for number in range(_WARMUP + _STEPS):
+        if number == _WARMUP:
             synchronize()
             clock.calls.clear()
             waited, started = 0.0, time.perf_counter()
@@ -72,12 +67,12 @@ def profile_steps(
         batch = next(batches)
         waited += time.perf_counter() - asked
         step(batch, number, 1e-3, 1.0)
-        progress(number + 1, warm_up + steps)
+        progress(number + 1, _WARMUP + _STEPS)
     synchronize()
     seconds = time.perf_counter() - started
-    parts = {"waiting for data": 1000 * waited / steps}
-    parts |= {name: clock.milliseconds(name) / steps for name, *_ in methods}
-    return StepProfile(parts, 1000 * seconds / steps, steps * loader.batch_size / seconds)
+    parts = {"waiting for data": 1000 * waited / _STEPS}
+    parts |= {name: clock.milliseconds(name) / _STEPS for name, *_ in methods}
+    return StepProfile(parts, 1000 * seconds / _STEPS, _STEPS * loader.batch_size / seconds)
 
 
 class _PartClock:
