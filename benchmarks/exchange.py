@@ -29,7 +29,8 @@ from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
 from jcl.core.encoder import Encoder, build_backbone
-from jcl.core.method import METHODS, ContrastiveLearner
+from jcl.core.method import ContrastiveLearner
+from jcl.core.registry import METHODS
 from jcl.data import BatchLoader, open_data
 from jcl.distributed.group import Ranks
 from jcl.train.step import StepOptions, TrainingStep

@@ -20,7 +20,7 @@ from machine import save
 from pretrain import CASES, DEVICE, build_step, milliseconds, random_batch
 from torch.profiler import ProfilerActivity, profile
 
-from jcl.core.method import METHODS
+from jcl.core.registry import METHODS
 from jcl.train.step import STEPS_BEFORE_RECORDING, TrainingStep
 
 KINDS = {  # by what kernels' names hold, the first that fits; "indexed" convolutions are convolutions

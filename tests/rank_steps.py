@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from jcl.core.encoder import Encoder
-from jcl.core.method import METHODS, ContrastiveLearner
+from jcl.core.method import ContrastiveLearner
+from jcl.core.registry import METHODS
 from jcl.data import BatchLoader, open_data
 from jcl.distributed.group import Ranks
 from jcl.train.step import StepOptions, TrainingStep

@@ -16,7 +16,7 @@ from fault_tools import at_steps, settings_for
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
 from jcl.core.loss import info_nce_loss
-from jcl.core.method import METHODS, Method, register
+from jcl.core.registry import METHODS, Method, register
 from jcl.data import open_data
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.classification import hold_out_split

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.core.method import METHODS, ContrastiveLearner, StepFigures
+from jcl.core.method import ContrastiveLearner, StepFigures
+from jcl.core.registry import METHODS
 from jcl.random import KEY_SHUFFLE, permutation
 
 IMAGES, DIM, QUEUE, SEED = 8, 5, 24, 3

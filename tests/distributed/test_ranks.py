@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from jcl.core.method import METHODS
+from jcl.core.registry import METHODS
 from jcl.data.loader import ImageExchange
 from jcl.distributed.group import ALONE, Ranks
 from rank_steps import first_steps

@@ -15,7 +15,8 @@ from torch import Tensor
 from jcl.commands.inputs import data_facts, open_run_data
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
-from jcl.core.method import METHODS, StepFigures
+from jcl.core.method import StepFigures
+from jcl.core.registry import METHODS
 from jcl.data import ImageBatch
 from jcl.errors import Interrupted, RunError
 from jcl.settings.resolve import resolve

@@ -13,7 +13,7 @@ from torch import Tensor
 from jcl.commands.run import Run, RunContext, class_accuracies, write_classes
 from jcl.console import pluralize, shell_quote
 from jcl.core.encoder import backbone_traits
-from jcl.core.method import METHODS
+from jcl.core.registry import METHODS
 from jcl.data import BatchLoader, ImageData
 from jcl.data.shards.fetch import without_secrets
 from jcl.data.source import class_name, fingerprint

@@ -27,9 +27,7 @@ from jcl.core.blocks import checkpoint_blocks, draw_drop_paths
 from jcl.core.encoder import Encoder, first_stages
 from jcl.core.loss import contrastive_accuracy, joint_contrastive_loss, multi_key_loss, positive_share
 from jcl.core.queue import KeyQueue
-from jcl.core.registry import METHODS as METHODS
-from jcl.core.registry import Method as Method
-from jcl.core.registry import register as register
+from jcl.core.registry import Method
 from jcl.distributed.device import SideStream
 from jcl.distributed.group import ALONE, Ranks
 from jcl.random import KEY_SHUFFLE, permutation

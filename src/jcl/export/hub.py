@@ -12,7 +12,7 @@ import yaml
 from pydantic import TypeAdapter
 
 import jcl
-from jcl.core.method import METHODS
+from jcl.core.registry import METHODS
 from jcl.data.shards.fetch import without_secrets
 from jcl.errors import RunError
 from jcl.export.backbone_file import BackboneInfo

@@ -13,7 +13,8 @@ from torch import Tensor
 from jcl.console import pluralize
 from jcl.core.batchnorm import has_batch_norm
 from jcl.core.encoder import Encoder, backbone_parts, build_backbone, patch_embedding
-from jcl.core.method import METHODS, ContrastiveLearner
+from jcl.core.method import ContrastiveLearner
+from jcl.core.registry import METHODS
 from jcl.distributed.device import choose_precision, to_device
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import SettingsError
