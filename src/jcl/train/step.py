@@ -250,25 +250,28 @@ class NonFiniteGuard:
         state += [value for each in optimizer.state.values() for value in each.values() if isinstance(value, Tensor)]
         blocks = defaultdict(list)
         for tensor in state:
-            blocks[tensor.device, tensor.dtype].append(tensor)
-        self._blocks = [_Block(tensors) for tensors in blocks.values()]
+            row = tensor.detach().as_strided((tensor.numel(),), (1,))  # in memory order, channels-last or not
+            blocks[tensor.device, tensor.dtype].append(row)
+        self._blocks = [(rows, torch.cat(rows)) for rows in blocks.values()]  # the state and its copy
         self.in_a_row = torch.zeros((), device=state[0].device)  # steps undone since the last good one
 
     @torch.no_grad()
     def save_state(self) -> None:
         """Copy the state before a step."""
-        for block in self._blocks:
-            block.save()
+        for rows, kept in self._blocks:
+            torch.cat(rows, out=kept)
 
     @torch.no_grad()
     def undo_if_nonfinite(self, loss: Tensor) -> Tensor:
         """Undo the step if necessary; return whether it was undone, as a scalar 0 or 1."""
         good = torch.isfinite(loss.detach())
-        for block in self._blocks:
-            good = good & block.is_finite()
+        for rows, kept in self._blocks:
+            if kept.is_floating_point():  # a norm is finite only if every number is (and none overflows when squared)
+                good = good & torch.isfinite(nn.utils.get_total_norm(rows))
         skipped = self._ranks.average((~good).float()).ceil()  # if any rank must, all do
-        for block in self._blocks:
-            block.restore_unless(skipped == 0)
+        for rows, kept in self._blocks:
+            chosen = torch.where(skipped == 0, torch.cat(rows), kept)
+            torch._foreach_copy_(rows, list(torch.split(chosen, [len(row) for row in rows])))
         self.in_a_row.add_(1.0).mul_(skipped)
         return skipped
 
@@ -283,27 +286,3 @@ def _create_state(optimizer: torch.optim.Optimizer) -> None:
                 state.setdefault(name, torch.zeros_like(parameter))
             if "betas" in group:
                 state.setdefault("step", torch.zeros((), device=parameter.device))
-
-
-class _Block:
-    """Tensors of one dtype and device, handled together with a few kernels."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        # Flat views in memory order, channels-last or not.
-        self._rows = [tensor.detach().as_strided((tensor.numel(),), (1,)) for tensor in tensors]
-        self._sizes = [row.numel() for row in self._rows]
-        self._kept = torch.cat(self._rows)
-
-    def save(self) -> None:
-        torch.cat(self._rows, out=self._kept)
-
-    def is_finite(self) -> Tensor:
-        """A norm is finite only if every number is (and none overflows when squared)."""
-        if not self._kept.is_floating_point():
-            return torch.ones((), dtype=torch.bool, device=self._kept.device)
-        return torch.isfinite(nn.utils.get_total_norm(self._rows))
-
-    def restore_unless(self, good: Tensor) -> None:
-        """Restore the saved copy unless `good`."""
-        chosen = torch.where(good, torch.cat(self._rows), self._kept)
-        torch._foreach_copy_(self._rows, list(torch.split(chosen, self._sizes)))
