@@ -14,7 +14,7 @@ from jcl.views.color import GRAY_WEIGHTS
 
 UNLABELED = -1  # the label of an image without one, in a source where others have one
 
-_HASHED_NAMES, _HASHED_FILES, _HASHED_IMAGES = 1024, 65_536, 16  # evenly spaced
+_HASHED_NAMES, _HASHED_IMAGES = 1024, 16  # evenly spaced
 
 
 class PixelFormat(NamedTuple):
@@ -212,24 +212,17 @@ def fingerprint(source: ImageSource, *, content: bool = True) -> str:
 
     The pixels, at 512 px or less, may change with the decoder's version. Without `content` no image is read.
     """
-    parts = [*_listing_parts(source), *(_content_parts(source) if content else ())]
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
-
-
-def _listing_parts(source: ImageSource) -> Iterator[bytes]:
-    yield str(len(source)).encode()
+    parts = [str(len(source)).encode()]
     if source.labels is not None:
-        yield source.labels.numpy().tobytes()
-    for index in evenly_spaced(len(source), _HASHED_NAMES):
-        yield source.name_of(index).encode("utf-8", "surrogateescape") + b"\0"
-
-
-def _content_parts(source: ImageSource) -> Iterator[bytes]:
-    for index in evenly_spaced(len(source), _HASHED_IMAGES):
+        parts.append(source.labels.numpy().tobytes())
+    names = (source.name_of(index) for index in evenly_spaced(len(source), _HASHED_NAMES))
+    parts += [name.encode("utf-8", "surrogateescape") + b"\0" for name in names]
+    for index in evenly_spaced(len(source), _HASHED_IMAGES) if content else ():
         try:
-            yield source.read(index, 512).contiguous().numpy().tobytes()
+            parts.append(source.read(index, 512).contiguous().numpy().tobytes())
         except UnreadableImage as error:
-            yield error.reason.encode()
+            parts.append(error.reason.encode())
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def evenly_spaced(count: int, limit: int) -> range:
