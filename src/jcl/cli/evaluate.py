@@ -34,7 +34,7 @@ def knn(options: commands.KnnOptions) -> dict[str, Any]:
         values = [*(getattr(result, name) for name in columns), untrained]
         rows.append([str(result.k), f"{result.temperature:g}", *map(_percent, values)])
     out.print(text_table(["k", "temperature", *columns.values(), "untrained top-1"], rows))
-    if any(result.neighbours < result.k for result in results):
+    if any(result.bank < result.k for result in results):
         echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, fewer than k.")
     print_test(figures, "knn_top1", f"The bank has {pluralize(best.bank, 'image')}. ")
     return figures

@@ -23,11 +23,10 @@ from jcl.settings.resolved import ResolvedSettings
 
 @dataclass(frozen=True)
 class KnnResult(classification.Scores):
-    """The accuracy for one k and temperature, with the number of neighbors that voted and the labels of the classes."""
+    """The accuracy for one k and temperature, with the number of images in the bank and the labels of the classes."""
 
     k: int
     temperature: float
-    neighbours: int
     bank: int
     classes: tuple[int, ...]
 
@@ -65,15 +64,10 @@ def knn_accuracy(
                 parts[neighbours].append(_rank(votes, truth.to(votes.device)).T.cpu())
     results, labels = [], tuple(classes.tolist())
     for each in k:
-        neighbours = min(each, len(bank))
-        places = ranks.gather_uneven(torch.cat(parts[neighbours]))
+        places = ranks.gather_uneven(torch.cat(parts[min(each, len(bank))]))
         for value, column in zip(temperature, places.T, strict=True):
-            found_scores = vars(classification.scores_of_ranks(column, truths, len(classes)))
-            results.append(
-                KnnResult(
-                    **found_scores, k=each, temperature=value, neighbours=neighbours, bank=len(bank), classes=labels
-                )
-            )
+            scores = vars(classification.scores_of_ranks(column, truths, len(classes)))
+            results.append(KnnResult(**scores, k=each, temperature=value, bank=len(bank), classes=labels))
     return results
 
 
