@@ -294,9 +294,8 @@ def affects_results(name: str) -> bool:
 def set_value(nested: dict[str, Any], name: str, value: Any) -> None:
     """Set a value by its dotted name, which must exist."""
     section, _, key = name.partition(".")
-    known = setting_names()
-    if name not in known:
-        hint = _nearest(name, known)
+    if name not in setting_fields():
+        hint = _nearest(name)
         raise SettingsError(f"Unknown setting {name!r}; {hint}{'' if hint.endswith('?') else '.'}")
     values = nested.setdefault(section, {})
     if not isinstance(values, dict):
@@ -320,7 +319,8 @@ def setting_names() -> list[str]:
     return list(setting_fields())
 
 
-def _nearest(name: str, known: list[str]) -> str:
+def _nearest(name: str) -> str:
+    known = setting_names()
     by_key = {entry.rpartition(".")[2]: entry for entry in known}
     key = name.rpartition(".")[2]
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.7) or [
@@ -342,7 +342,7 @@ def _error_message(problems: list[Any], origin: str) -> str:
 
 def _problem(name: str, problems: list[Any]) -> str:
     if problems[0]["type"] == "extra_forbidden":
-        return f"unknown setting {name!r}; {_nearest(name, setting_names())}"
+        return f"unknown setting {name!r}; {_nearest(name)}"
     if problems[0]["type"] == "missing" and len(problems[0]["loc"]) < 3:  # and not part of a list
         return f"{name} is missing"
     return invalid_value(name, problems) if name else "; ".join(map(_expected, problems))

@@ -109,13 +109,13 @@ class Display:
         else:
             baselines += [] if start is None else [f"at the start {start:.1f} %"]
             below = start is not None and top1 < start
-            states = [*(["BELOW the weights at the start"] if below else []), self.health()]
+            states = [*(["BELOW the weights at the start"] if below else []), self._describe(self.newest)]
         beside = f" ({', '.join(baselines)})" if baselines else ""
         return f"kNN top-1 {top1:.1f} %{beside}; {'; '.join(states)}"
 
     def report(self, step: int) -> None:
         """Print a summary of the newest metrics of a run without kNN, if there are any."""
-        state = self.health() if step else "before training"
+        state = self._describe(self.newest) if step else "before training"
         rank = self.newest.get("rankme")
         if rank is not None:
             state = f"RankMe {rank:.1f}; {state}"
@@ -130,9 +130,6 @@ class Display:
         """Show that a stop was requested, since the current step may take long; safe in a signal handler."""
         self._stopping = True
         self._beside["figures"] = "stopping; press Ctrl-C again to stop at once"
-
-    def health(self) -> str:
-        return self._describe(self.newest)
 
     def seconds_left(self, step: int) -> float | None:
         """The estimated duration of the steps after `step`, once enough steps have been timed."""
@@ -154,10 +151,10 @@ class Display:
     def _print_progress(self, step: int) -> None:
         seconds = self.seconds_left(step)
         left = f", about {format_duration(seconds)} left" if seconds is not None and step < self._total else ""
-        figures = (
-            f"; {format_speed(self.newest['images_per_second'])}; {self.health()}" if "loss" in self.newest else ""
-        )
-        self._print(step, f"step {step:,} of {self._total:,}{left}{figures}")
+        parts = [f"step {step:,} of {self._total:,}{left}"]
+        if "loss" in self.newest:
+            parts += [format_speed(self.newest["images_per_second"]), self._describe(self.newest)]
+        self._print(step, "; ".join(parts))
 
     def _line_due(self) -> bool:
         """Whether to write a line to a log: often at first, rarely in runs of days, never if there is a bar."""
