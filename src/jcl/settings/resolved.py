@@ -34,7 +34,7 @@ class ResolvedModelSettings(schema.ModelSettings):
 class ResolvedMethodSettings(schema.MethodSettings):
     num_keys: schema.NumKeys = 5
     num_queries: schema.NumQueries = 1
-    num_local_queries: schema.Count = 0
+    num_local_queries: schema.NumLocalQueries = 0
     covariance_scale: schema.NotNegative = 4.0
     queue_size: schema.PositiveInt
     key_momentum: schema.Fraction
