@@ -52,13 +52,8 @@ class PretrainTask(TrainingTask):
         skipped = int(progress.window[count:].sum())  # empty unless `train.on_nan` is skip
         means = StepFigures(*(progress.window[:count] / (progress.window_steps - skipped)).tolist())
         progress.skipped_steps += skipped
-        figures = {
-            "loss": means.loss,
+        figures = means._asdict() | {
             "contrastive_accuracy": 100.0 * means.contrastive_accuracy,
-            "feature_std": means.feature_std,
-            "positive_similarity": means.positive_similarity,
-            "key_variance": means.key_variance,
-            "positive_share": means.positive_share,
             "queue_filled": float(self.training_step.learner.queue.filled()),
             "covariance_scale": self._scale,
         }
