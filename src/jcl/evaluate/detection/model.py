@@ -45,9 +45,10 @@ _IGNORED, _BACKGROUND = -1, 0  # torchvision's region labels; objects have their
 _ROUNDS_PER_CHECK = 4  # suppression rounds between checks for convergence, which wait for the device
 _BOX_LOSSES = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg")
 LOSSES = {"box": _BOX_LOSSES, "mask": (*_BOX_LOSSES, "loss_mask"), "keypoint": (*_BOX_LOSSES, "loss_keypoint")}
+# Channels of the feature pyramid and of the box, mask and keypoint heads.
 _HEAD_SIZES: Final[Mapping[Heads, tuple[int, int, list[int], list[int]]]] = {
-    "standard": (256, 1024, [256] * 4, [512] * 8),  # channels of the feature pyramid and of the box, mask and
-    "small": (64, 256, [64] * 2, [64] * 4),  # keypoint heads
+    "standard": (256, 1024, [256] * 4, [512] * 8),
+    "small": (64, 256, [64] * 2, [64] * 4),
 }
 
 
