@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision.transforms import functional as reference
 
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, denormalize
-from jcl.views.color import blend, change_colors, gray_blends, jitter_change, normalize, shift_hue, solarize, to_gray
+from jcl.views.color import blend, gray_blends, jitter_colors, normalize, shift_hue, solarize, to_gray
 from jcl.views.parameters import ViewParameters
 
 Images = Callable[..., Tensor]
@@ -63,7 +63,7 @@ def test_one_operation_equals_torchvisions(colorful: Tensor, operation: int) -> 
     neutral = torch.tensor([1.0, 1.0, 1.0, 0.0]).repeat(len(colorful), 1)
     neutral[:, operation] = random_factors(len(colorful))[:, operation]
     order = torch.arange(4).repeat(len(colorful), 1)
-    changed = change_colors(colorful, jitter_change(parameters(neutral, order)))
+    changed = jitter_colors(colorful, parameters(neutral, order))
     for image, result, factors in zip(colorful, changed, neutral.tolist(), strict=True):
         torch.testing.assert_close(result, ADJUST[operation](image, factors[operation]), rtol=0, atol=1e-5)
 
@@ -71,7 +71,7 @@ def test_one_operation_equals_torchvisions(colorful: Tensor, operation: int) -> 
 def test_every_order_equals_torchvisions_functions_one_after_the_other(colorful: Tensor) -> None:
     order = torch.tensor(list(itertools.permutations(range(4))))
     factors = random_factors(24)
-    changed = change_colors(colorful, jitter_change(parameters(factors, order)))
+    changed = jitter_colors(colorful, parameters(factors, order))
     for view in range(24):
         expected = colorful[view]
         for operation in order[view].tolist():
@@ -84,7 +84,7 @@ def test_every_order_holds_in_float64(colorful: Tensor) -> None:
     order = torch.tensor(list(itertools.permutations(range(4))))
     factors = random_factors(24).double()
     factors[:, 3] = 0
-    changed = change_colors(colorful.double(), jitter_change(parameters(factors, order)))
+    changed = jitter_colors(colorful.double(), parameters(factors, order))
     for view in range(24):
         expected = colorful[view].double()
         for operation in order[view].tolist():
@@ -96,7 +96,7 @@ def test_every_order_holds_in_float64(colorful: Tensor) -> None:
 def test_where_jitter_was_not_drawn_the_image_stays(colorful: Tensor) -> None:
     order = torch.tensor(list(itertools.permutations(range(4))))
     drawn = torch.arange(24) % 2 == 0
-    changed = change_colors(colorful, jitter_change(parameters(random_factors(24), order, drawn)))
+    changed = jitter_colors(colorful, parameters(random_factors(24), order, drawn))
     torch.testing.assert_close(changed[~drawn], colorful[~drawn], rtol=0, atol=1e-6)
     assert (changed[drawn] - colorful[drawn]).abs().amax(dim=(1, 2, 3)).min() > 0.05
 
@@ -124,7 +124,7 @@ def test_gray_equals_torchvisions(colorful: Tensor) -> None:
 
 def test_values_stay_between_0_and_1(colorful: Tensor) -> None:
     order = torch.tensor(list(itertools.permutations(range(4))))
-    changed = change_colors(colorful, jitter_change(parameters(random_factors(24) * 3, order)))
+    changed = jitter_colors(colorful, parameters(random_factors(24) * 3, order))
     assert changed.min() >= -1e-6
     assert changed.max() <= 1 + 1e-6
 
@@ -132,7 +132,7 @@ def test_values_stay_between_0_and_1(colorful: Tensor) -> None:
 def test_the_images_given_are_left_alone(colorful: Tensor) -> None:
     before = colorful.clone()
     order = torch.tensor(list(itertools.permutations(range(4))))
-    change_colors(colorful, jitter_change(parameters(random_factors(24), order)))
+    jitter_colors(colorful, parameters(random_factors(24), order))
     assert torch.equal(colorful, before)
 
 

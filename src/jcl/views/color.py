@@ -27,25 +27,14 @@ class Blends:
     mean: Tensor  # (n, k)
 
 
-@dataclass(frozen=True)
-class ColorChange:
-    """Blends, a hue shift, and more blends."""
-
-    before: Blends
-    turns: Tensor  # (n,)
-    after: Blends
-
-
-def jitter_change(parameters: ViewParameters) -> ColorChange:
+def jitter_colors(images: Tensor, parameters: ViewParameters) -> Tensor:
     """Color jitter in the order of each image, for images with `jitter`."""
     order, jitter = parameters.order, parameters.jitter[:, None]
     hue_place = (order == HUE).to(torch.uint8).argmax(dim=1, keepdim=True)
     place = torch.arange(4, device=order.device)
-    return ColorChange(
-        before=_jitter_blends(parameters, order[:, :3], jitter & (place[:3] < hue_place)),
-        turns=torch.where(parameters.jitter, parameters.hue, 0.0),
-        after=_jitter_blends(parameters, order[:, 1:], jitter & (place[1:] > hue_place)),
-    )
+    before = _jitter_blends(parameters, order[:, :3], jitter & (place[:3] < hue_place))
+    after = _jitter_blends(parameters, order[:, 1:], jitter & (place[1:] > hue_place))
+    return blend(shift_hue(blend(images, before), torch.where(parameters.jitter, parameters.hue, 0.0)), after)
 
 
 def _jitter_blends(parameters: ViewParameters, operations: Tensor, used: Tensor) -> Blends:
@@ -61,10 +50,6 @@ def gray_blends(gray: Tensor) -> Blends:
     """One blend that converts images to grayscale where `gray` (n,) is true."""
     chosen = gray[:, None].to(torch.float32)
     return Blends(1 - chosen, chosen, torch.zeros_like(chosen))
-
-
-def change_colors(images: Tensor, change: ColorChange) -> Tensor:
-    return blend(shift_hue(blend(images, change.before), change.turns), change.after)
 
 
 def blend(images: Tensor, blends: Blends) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.views.color import blend, change_channels, change_colors, gray_blends, jitter_change, normalize, solarize
+from jcl.views.color import blend, change_channels, gray_blends, jitter_colors, normalize, solarize
 from jcl.views.parameters import ViewParameters, draw_parameters
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe
 from jcl.views.resize import blur, blur_taps, box_crop, center_crop, resize, sampling_type, working_type
@@ -94,7 +94,7 @@ def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) 
     if recipe.gray_probability and recipe.color and recipe.gray_first:
         images = blend(images, gray_blends(parameters.gray))
     if recipe.jitter_probability and recipe.color:
-        images = change_colors(images, jitter_change(parameters))
+        images = jitter_colors(images, parameters)
     if recipe.gray_probability and recipe.color and not recipe.gray_first:
         images = blend(images, gray_blends(parameters.gray))
     if recipe.blur_probability:
