@@ -36,7 +36,7 @@ class Demo(NamedTuple):
 def run_demo(folder: Path | None, seed: int) -> Demo:
     """Train both methods and write the figures and the page."""
     started = time.perf_counter()
-    if folder is not None and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} is not an empty folder; choose another one with --out.")
     data = open_data("demo")
     print_line(STDERR, f"Training two runs on {data.train.description}.")

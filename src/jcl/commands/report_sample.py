@@ -98,9 +98,7 @@ def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
         rows = rows[_distinct(data.train.labels[rows])]
     source, recipe = select_images(data.train, rows), run_view_recipe(settings)
     method = settings.method
-    batch = next(iter(read_all(source, canvas=settings.data.canvas, batch_size=_VIEW_ROWS)), None)
-    if batch is None:
-        raise DataError(f"None of the images can be read ({source.description}).")
+    batch = next(read_all(source, canvas=settings.data.canvas, batch_size=_VIEW_ROWS))
 
     def make(recipe: ViewRecipe, numbers: list[int]) -> Tensor:
         maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, rows[batch.samples])
