@@ -75,9 +75,7 @@ def view_function(recipe: ViewRecipe, seed: int, options: StepOptions) -> MakeVi
     def make_views(
         step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor, rows: Tensor, numbers: Tensor
     ) -> Tensor:
-        make = ViewMaker(
-            recipe, seed, step, pixels, sizes, samples, dtype=options.precision, memory_format=memory_format
-        )
+        make = ViewMaker(recipe, seed, step, pixels, sizes, samples, options.precision, memory_format)
         return make(rows, numbers)
 
     return make_views
