@@ -22,7 +22,7 @@ def open_npz(file: Path, channels: int | None = None) -> ImageData:
     """
     if not file.is_file():
         problem = "is not a regular file" if file.exists() else "does not exist"
-        raise DataError(f"The file {file} {problem}; give the path of a .npz file.")
+        raise DataError(f"The file {file} {problem}; give the path of a .npz or .npy file.")
     try:
         content = np.load(file, allow_pickle=False)
     except Exception as error:  # NumPy raises many kinds for damaged files

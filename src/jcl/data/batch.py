@@ -38,8 +38,7 @@ class ImageBatch:
         return len(self.samples)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        local_rows = None if self.local_rows is None else function(self.local_rows)
-        return type(self)(function(self.pixels), function(self.sizes), function(self.samples), local_rows)
+        return type(self)(*map(function, self.tensors()))
 
     def to(self, device: torch.device | str) -> Self:
         """Copy to a device; asynchronous for pinned memory, except for copies to the CPU."""
@@ -61,8 +60,7 @@ class ImageBatch:
         self.samples[torch.tensor(indices)] = images.samples
 
     def tensors(self) -> list[Tensor]:
-        tensors = (self.pixels, self.sizes, self.samples, self.local_rows)
-        return [tensor for tensor in tensors if tensor is not None]
+        return [tensor for tensor in vars(self).values() if tensor is not None]
 
 
 class Decoded(NamedTuple):

@@ -174,10 +174,8 @@ def _describe_skipped(listing: Listing) -> list[str]:
             remedy = f"run: pip install 'joint-contrastive-learning[{','.join(sorted(missing))}]'"
         notes.append(f"Skipping {files} of unsupported formats ({kinds}; {remedy})")
     if unlisted := listing.unlisted:
-        folder, reason = next(iter(unlisted.items()))
-        more = f" and {len(unlisted) - 1:,} more" if len(unlisted) > 1 else ""
-        folders = pluralize(len(unlisted), "folder")
-        notes.append(f"Skipping {folders} that cannot be listed ({printable(folder)}: {reason}{more})")
+        reasons = list_some((f"{printable(folder)}: {reason}" for folder, reason in unlisted.items()), 1)
+        notes.append(f"Skipping {pluralize(len(unlisted), 'folder')} that cannot be listed ({reasons})")
     return notes
 
 

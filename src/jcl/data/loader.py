@@ -88,7 +88,11 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
         if self._resident is not None:
             return prefetch_to_device(self._device, self._resident_batches(self._resident, number, start))
         batches = prefetch_to_device(self._device, self._decoded_batches(number, start))
-        return batches if self._exchange is None else self._exchanged(self._exchange, batches, number, start)
+        if (exchange := self._exchange) is None:
+            return batches
+        batches = self._raising_together(batches) if self._strict else batches
+        steps = enumerate(batches, number * self.steps_per_epoch + start)
+        return (exchange.run(batch, exchange.plan(step)) for step, batch in steps)
 
     def close(self) -> None:
         self._pool.close()
@@ -111,13 +115,6 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
                 plan = self._exchange.plan(step)
                 batch = images.gather(indices[plan.rows.to(device)])
                 yield replace(batch, local_rows=plan.local_rows.to(device))
-
-    def _exchanged(
-        self, exchange: "ImageExchange", batches: Iterator[ImageBatch], epoch: int, start: int
-    ) -> Iterator[ImageBatch]:
-        batches = self._raising_together(batches) if self._strict else batches
-        for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start):
-            yield exchange.run(batch, exchange.plan(step))
 
     def _raising_together(self, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
         """Raise on all ranks if one cannot read an image, so that none waits for it."""
@@ -338,9 +335,7 @@ class ImageExchange:
         held = own.new_empty(self.held, *own.shape[1:])
         end = self._own + sum(received)
         held[: self._own] = own
-        arrived = own.new_empty(sum(received), *own.shape[1:])
         with catch_lost_contact():
-            dist.all_to_all_single(arrived, own[chosen], received, counts)
-        held[self._own : end] = arrived
+            dist.all_to_all_single(held[self._own : end], own[chosen], received, counts)
         held[end:] = own[0]
         return held
