@@ -11,8 +11,9 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -38,7 +39,6 @@ _CHECKSUM = "sha256"
 _ZEROS = b"0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # quotes inside a value are escaped, so only the key matches
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header
-_CHUNK = 1 << 20
 _HEADER_LIMIT = 8 << 20  # about 80,000 tensors
 
 
@@ -252,17 +252,15 @@ def _safetensors_parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
     return _DIGEST.sub(b'"sha256":"%b"' % digest.hexdigest().encode(), header), content[end:]
 
 
-def has_valid_checksum(file: BinaryIO) -> bool:
+def has_valid_checksum(file: BufferedReader) -> bool:
     """Whether an open safetensors file has a checksum that its content matches."""
     length = file.read(_LENGTH_BYTES)
     header = file.read(min(int.from_bytes(length, "little"), _HEADER_LIMIT))
     digits = _DIGEST.search(header)
     if digits is None:
         return False
-    digest = hashlib.sha256(length + header[: digits.start(1)] + _ZEROS + header[digits.end(1) :])
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest().encode() == digits[1]
+    start = length + header[: digits.start(1)] + _ZEROS + header[digits.end(1) :]
+    return hashlib.file_digest(file, lambda: hashlib.sha256(start)).hexdigest().encode() == digits[1]
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

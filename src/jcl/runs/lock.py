@@ -22,10 +22,8 @@ def is_locked(folder: Path) -> bool:
     try:
         with os.fdopen(open_regular_file(folder / NAME, os.O_RDONLY), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that several processes can check at once
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
