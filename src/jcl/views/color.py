@@ -6,7 +6,6 @@ hue, and three blends again; blends that an image does not use are the identity.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -18,13 +17,8 @@ from jcl.views.parameters import CONTRAST, HUE, SATURATION, ViewParameters
 GRAY_WEIGHTS: Final = (0.2989, 0.587, 0.114)
 
 
-@dataclass(frozen=True)
-class Blends:
-    """k successive blends of n images: own * image + gray * (gray image) + mean * (mean of the gray image)."""
-
-    own: Tensor  # (n, k)
-    gray: Tensor  # (n, k)
-    mean: Tensor  # (n, k)
+Blends = tuple[Tensor, Tensor, Tensor]
+"""Weights (n, k) in k successive blends of n images: of the image, of its gray version, and of the mean of that."""
 
 
 def jitter_colors(images: Tensor, parameters: ViewParameters) -> Tensor:
@@ -43,18 +37,18 @@ def _jitter_blends(parameters: ViewParameters, operations: Tensor, used: Tensor)
     factors = torch.stack((parameters.brightness, parameters.contrast, parameters.saturation, parameters.hue), dim=1)
     factor = torch.where(used, factors.gather(1, operations), 1.0)
     rest = 1.0 - factor
-    return Blends(factor, rest * (operations == SATURATION), rest * (operations == CONTRAST))
+    return factor, rest * (operations == SATURATION), rest * (operations == CONTRAST)
 
 
 def gray_blends(gray: Tensor) -> Blends:
     """One blend that converts images to grayscale where `gray` (n,) is true."""
     chosen = gray[:, None].to(torch.float32)
-    return Blends(1 - chosen, chosen, torch.zeros_like(chosen))
+    return 1 - chosen, chosen, torch.zeros_like(chosen)
 
 
 def blend(images: Tensor, blends: Blends) -> Tensor:
     """Apply the blends one after the other, each clamped to 0..1."""
-    weights = (part.to(images.dtype)[..., None, None, None] for part in (blends.own, blends.gray, blends.mean))
+    weights = (part.to(images.dtype)[..., None, None, None] for part in blends)
     for own, gray, mean in zip(*(part.unbind(1) for part in weights), strict=True):
         gray_images = to_gray(images)
         mean_gray = gray_images.mean(dim=(1, 2, 3), keepdim=True)

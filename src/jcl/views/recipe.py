@@ -1,7 +1,6 @@
 """Augmentation recipes."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from jcl.errors import SettingsError
@@ -69,7 +68,7 @@ class ViewRecipe:
     def local(self) -> "ViewRecipe":
         """The recipe of small crops."""
         low, high = self.local_scale
-        return dataclasses.replace(self, size=self.local_size, min_scale=low, max_scale=high, local_size=0)
+        return replace(self, size=self.local_size, min_scale=low, max_scale=high, local_size=0)
 
 
 # All eight orientations of a square are equally likely.
