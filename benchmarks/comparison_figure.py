@@ -61,7 +61,7 @@ def draw(found: dict[str, Any], path: Path) -> Path:
     figure.subplots_adjust(left=0.065, right=0.975, top=3.3 / height, bottom=0.45 / height, wspace=0.08)
     looks = {
         name: VARIANTS.get(name, {"color": color, "linestyle": "-"})
-        for name, color in zip(rows, style.colours_for(list(rows)), strict=True)
+        for name, color in zip(rows, style.colors_for(list(rows)), strict=True)
     }
     for name, row in rows.items():
         results = list(results_of(found, name).values())

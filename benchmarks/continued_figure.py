@@ -28,7 +28,7 @@ def main() -> None:
     except JclError as error:
         raise SystemExit(f"Error: {error}") from None
     names: list[str] = list(dict.fromkeys(name for found in files for name in found["rows"]))
-    colors = dict(zip(names, style.colours_for(names), strict=True))
+    colors = dict(zip(names, style.colors_for(names), strict=True))
     figure, panels = style.new_panels(10, 4.2, columns=len(files))
     for axes, found in zip(panels, files, strict=True):
         draw(axes, found, colors)

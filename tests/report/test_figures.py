@@ -51,7 +51,7 @@ def test_bars_are_as_long_as_their_values(tmp_path: Path) -> None:
 def test_odd_names_are_drawn_as_text(tmp_path: Path) -> None:
     scores = {name: 10.0 * number for number, name in enumerate(ODD_NAMES)}
     path = plot_comparison(scores, tmp_path / "bars.png", title="$", subtitle="$_$", chance=0.0)
-    bars = [count(path, color) for color in style.colours_for(ODD_NAMES)[3:6]]  # colors that only one bar has
+    bars = [count(path, color) for color in style.colors_for(ODD_NAMES)[3:6]]  # colors that only one bar has
     assert [bar / bars[0] for bar in bars] == pytest.approx([1, 4 / 3, 5 / 3], rel=0.05)
     rows = [neighbours("$a_{", "$a_{", "\\alpha$", ""), neighbours("<b>\n" * 30, "x" * 300)]
     assert count(draw_neighbours(rows, tmp_path / "n.png", title="$x^"), style.RED) > 100
@@ -77,9 +77,9 @@ def test_images_keep_their_shape_and_rows_may_differ_in_length(tmp_path: Path) -
 
 
 def test_methods_have_their_own_colors() -> None:
-    assert style.colours_for(["moco v2", "JCL"]) == [style.ORANGE, style.BLUE]
-    assert len(set(style.colours_for(["mine", "jcl", "yours", "moco-v2"]))) == 4
-    assert len(style.colours_for([str(number) for number in range(40)])) == 40
+    assert style.colors_for(["moco v2", "JCL"]) == [style.ORANGE, style.BLUE]
+    assert len(set(style.colors_for(["mine", "jcl", "yours", "moco-v2"]))) == 4
+    assert len(style.colors_for([str(number) for number in range(40)])) == 40
 
 
 def test_plain_text_keeps_both_ends() -> None:

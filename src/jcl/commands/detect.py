@@ -69,8 +69,8 @@ def resume_detection(path: Path, options: DetectOptions, *, console: Console = S
 
 def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = STDERR) -> dict[str, Any]:
     """COCO's metrics of a checkpoint, or of the newest one of a folder; with `out` they are also written there."""
-    checkpoint = path if path.is_file() else newest_checkpoint(DetectionFolder(path).checkpoints)
     folder = DetectionFolder(path.parent.parent if path.is_file() else path)
+    checkpoint = path if path.is_file() else newest_checkpoint(folder.checkpoints)
     settings = folder.settings()
     if checkpoint is None:
         raise RunError(f"The detector in {folder.path} has no checkpoint yet. Train it for longer first.")

@@ -209,7 +209,7 @@ def _series(index: int, points: Points) -> Series:
 def _histogram(spec: ChartSpec, spreads: Mapping[int, ViewSpread]) -> Chart:
     """Percent of the images in bins that all runs share, as step curves."""
     # Rounded, because differences as small as rounding errors cannot be divided into bins.
-    rounded = {index: getattr(own, spec.metric).double().numpy().round(12) for index, own in spreads.items()}
+    rounded = {index: getattr(own, spec.metric).numpy().round(12) for index, own in spreads.items()}
     edges = np.histogram_bin_edges(np.concatenate(list(rounded.values())), _BINS)
     series = []
     for index, own in rounded.items():

@@ -17,7 +17,7 @@ def plot_comparison(scores: Mapping[str, float], path: Path, *, title: str, subt
     figure = style.new_figure(8, height)
     axes = figure.add_axes((0.19, 0.42 / height, 0.75, 0.46 * len(scores) / height))
     lengths = list(scores.values())
-    axes.barh(range(len(scores)), lengths, height=0.66, color=style.colours_for(list(scores)), linewidth=0)
+    axes.barh(range(len(scores)), lengths, height=0.66, color=style.colors_for(list(scores)), linewidth=0)
     for row, value in enumerate(lengths):
         style.write(axes, f"{value:.1f} %", (value, row), (5, 0), size="panel", va="center_baseline", fontweight="bold")
     axes.set_yticks(range(len(scores)), [style.plain(name, 22) for name in scores], parse_math=False)

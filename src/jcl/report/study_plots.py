@@ -36,8 +36,8 @@ def plot_spreads(spreads: Mapping[str, ViewSpread], path: Path, *, subtitle: str
     """Histograms of similarity and variance of each image's views, as a PNG 1500 pixels wide."""
     figure, (left, right) = style.new_panels(10, 4.5)
     # Rounded, because differences as small as rounding errors cannot be divided into bins.
-    similarity = {name: spread.similarity.double().numpy().round(12) for name, spread in spreads.items()}
-    variance = {name: spread.variance.double().numpy().round(12) for name, spread in spreads.items()}
+    similarity = {name: spread.similarity.numpy().round(12) for name, spread in spreads.items()}
+    variance = {name: spread.variance.numpy().round(12) for name, spread in spreads.items()}
     _draw_spreads(left, similarity, "Similarity of an image's views", "mean cosine similarity of all pairs of views")
     _draw_spreads(right, variance, "Variance of an image's views", "mean variance of a coordinate of the unit feature")
     style.add_legend(figure, columns=5)
@@ -55,7 +55,7 @@ def _draw_spreads(axes: Axes, values: Mapping[str, Values], title: str, label: s
     """A histogram and a dashed median for each name."""
     bins = min(_MAX_BINS, max(12, round(1.5 * math.sqrt(min(map(len, values.values()))))))
     edges = np.histogram_bin_edges(np.concatenate(list(values.values())), bins)
-    for (name, own), color in zip(values.items(), style.colours_for(list(values)), strict=True):
+    for (name, own), color in zip(values.items(), style.colors_for(list(values)), strict=True):
         _histogram(axes, own, edges, color, name.lstrip("_"))  # matplotlib hides labels that start with _
         axes.axvline(float(np.median(own)), color=color, linewidth=1.2, linestyle="--")
     style.format_axes(axes, title, f"medians {', '.join(f'{np.median(own):.4g}' for own in values.values())}")

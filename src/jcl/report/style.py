@@ -5,6 +5,7 @@ classes and files go through `plain`, and math parsing is off, so a `$` in a fil
 """
 
 import io
+import itertools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,13 +36,12 @@ _BASELINE_COLORS: Final = {"random-encoder": "#9aa5b1", "raw-pixels": "#c5ccd3"}
 SIZES: Final = {"title": 13.0, "panel": 10.5, "label": 8.5, "small": 7.5, "tiny": 6.0}
 
 
-def colours_for(names: Sequence[str]) -> list[str]:
+def colors_for(names: Sequence[str]) -> list[str]:
     """A color for each name: the same for a method in every figure, or else the next unused one."""
     keys = [name.strip().lower().replace(" ", "-") for name in names]
     known = [METHODS[key].color if key in METHODS else _BASELINE_COLORS.get(key) for key in keys]
-    free = [color for color in PALETTE if color not in known] or list(PALETTE)
-    unknown = iter(range(len(names)))
-    return [color or free[next(unknown) % len(free)] for color in known]
+    unused = itertools.cycle([color for color in PALETTE if color not in known] or PALETTE)
+    return [color or next(unused) for color in known]
 
 
 def plain(text: str, limit: int = 40) -> str:
