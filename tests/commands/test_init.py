@@ -185,6 +185,7 @@ def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, 
     torch.save(resnet | {"layer4.1.conv2.weight": torch.zeros(512, 512, 1, 1)}, weights / "shape.pth")
     torch.save({"state_dict": resnet, "run": Malicious()}, weights / "malicious.pth")
     torch.save(resnet | {"conv1.weight": resnet["conv1.weight"].double() + 1e300}, weights / "large.pth")
+    torch.save(resnet | {"bn1.running_var": -torch.ones(64)}, weights / "negative.pth")
     (weights / "loop.pth").symlink_to("loop.pth")
     vit = build_backbone("timm/test_vit", image_size=160)[0]
     torch.save(vit.state_dict(), weights / "vit.pth")
@@ -195,6 +196,8 @@ def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, 
         ("shape.pth", "resnet18"): "layer4.1.conv2.weight",
         ("malicious.pth", "resnet18"): "mkdir",
         ("vit.pth", "timm/test_vit"): "--image-size",
+        ("vit.pth", "resnet18"): "Name its network with --backbone.",
+        ("negative.pth", "resnet18"): "bn1.running_var",
         ("nothing.pth", "resnet18"): "nothing.pth",
         ("large.pth", "resnet18"): "conv1.weight",
         ("loop.pth", "resnet18"): "loop.pth",

@@ -218,9 +218,9 @@ def _default_size(name: str, stem: str) -> int:
 def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str, Tensor], name: str) -> str:
     prefixes = layouts.network_prefixes(tensors, expected)
     if not prefixes:
-        missing = f"most of its {len(expected):,} tensors ({list_some(expected, 3)})"
-        found = list_some(tensors, 3) or "none"
-        raise RunError(f"{weights.path} does not hold a {name}: {missing} are missing; the file has {found}.")
+        missing = f"most of its {len(expected):,} tensors ({list_some(expected, 3)}) are missing"
+        found = f"the file has {list_some(tensors, 3) or 'none'}. Name its network with --backbone"
+        raise RunError(f"{weights.path} does not hold a {name}: {missing}; {found}.")
     if len(prefixes) > 1:
         found = " and ".join(prefix or "no prefix" for prefix in prefixes)
         raise RunError(f"{weights.path} holds {len(prefixes)} networks, under {found}; save the tensors of one alone.")
@@ -246,12 +246,12 @@ def _check_match(
         problems.append("they are for another image size, which --image-size sets")
     if problems:
         raise RunError(f"The tensors in {weights.path} do not match {network}: {'; '.join(problems)}.")
-    for part in filter(found.__contains__, expected):
-        value = found[part]
+    for part, value in ((part, found[part]) for part in expected if part in found):
         plain = value.layout == torch.strided and not (value.is_quantized or value.is_meta or value.is_complex())
         plain &= value.is_floating_point() or not expected[part].is_floating_point()  # rounded weights are of no use
-        if not plain or not value.to(expected[part].dtype).isfinite().all():
-            problem = "has NaN or infinite values, or is sparse, quantized, complex, meta or of integers"
+        lowest = 0.0 if part.endswith("running_var") else -torch.inf  # the root of a negative variance is NaN
+        if not plain or not ((value := value.to(expected[part].dtype)).isfinite() & (value >= lowest)).all():
+            problem = "has NaN, infinite values or negative variance, or is sparse, quantized, complex, meta or integer"
             raise RunError(f"{part} in {weights.path} {problem}; save the weights as dense float tensors.")
 
 

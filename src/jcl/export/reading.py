@@ -97,8 +97,8 @@ def _load_torch_file(path: Path) -> Any:
             raise RunError(
                 f"{path} was not opened: it holds more than tensors, and unpickling it would run {named[1]}. If you "
                 "trust its source, save the weights alone where it was made: torch.save(torch.load("
-                f"{path.name!r}, map_location='cpu', weights_only=False)['state_dict'], 'weights.pth'), or use "
-                ".state_dict() instead of ['state_dict'] if it holds a whole model."
+                f"{path.name!r}, map_location='cpu', weights_only=False)['state_dict'], 'weights.pth'). In place of "
+                "['state_dict'] use ['teacher'] for DINO, ['model'] for others, and .state_dict() for a whole model."
             ) from None
     raise RunError(f"{path} cannot be read as a torch.save file: damaged, truncated, TorchScript or another format.")
 
