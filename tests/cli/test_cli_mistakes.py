@@ -120,10 +120,11 @@ def test_a_run_that_diverges_at_once_does_not_occupy_its_folder(call, npz, tmp_p
 
 
 @pytest.mark.parametrize("command", ["knn", "linear", "finetune", "embed -o f.npz"])
-def test_swapped_arguments_are_noticed(refused, pretrained, image_folder, command):
+def test_swapped_arguments_are_noticed(refused, pretrained, image_folder, npz, command):
     name, *options = command.split()
-    said = refused(name, image_folder, pretrained, *options, exit_code=2)
-    assert f"`jcl {name} {pretrained} {image_folder}`" in said
+    for data in (image_folder, npz):
+        said = refused(name, data, pretrained, *options, exit_code=2)
+        assert f"`jcl {name} {pretrained} {data}`" in said
     weights = pretrained / "backbone.safetensors"
     assert f"`jcl {name} {weights} cifar10`" in refused(name, "cifar10", weights, *options, exit_code=2)
 

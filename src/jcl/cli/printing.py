@@ -78,9 +78,10 @@ def refuse_swapped(weights: Path | None, data: str) -> None:
     """Raise if the arguments RUN_OR_WEIGHTS and DATA were given in the wrong order."""
     from jcl.runs.folder import RunFolder
 
+    if weights is None or (weights.is_file() and weights.suffix != ".npz") or RunFolder(weights).holds_run():
+        return
     found = expand_user(data)
-    swapped = RunFolder(found).holds_run() or (found.is_file() and found.suffix in (".safetensors", ".pth", ".pt"))
-    if weights is not None and swapped and not weights.is_file() and not RunFolder(weights).holds_run():
+    if RunFolder(found).holds_run() or (found.is_file() and found.suffix in (".safetensors", ".pth", ".pt")):
         right = f"jcl {sys.argv[1]} {shell_quote(found)} {shell_quote(weights)}"
         raise SettingsError(f"The arguments are swapped; give the run first and then the data: `{right}`.")
 
