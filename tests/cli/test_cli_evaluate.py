@@ -213,7 +213,8 @@ def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
     for bad in ("0%", "200%", "ten", "0-per-class"):
         assert "--labels" in refused("finetune", pretrained, "--labels", bad)
     assert "layer_decay" in refused("finetune", pretrained, "--layer-decay", 2)
-    assert "train.lr" in refused("finetune", pretrained, "--lr", 0)
+    assert "for --lr: must be greater than 0. See" in refused("finetune", pretrained, "--lr", 0)
+    assert "for --weight-decay: must be at least 0. See" in refused("finetune", pretrained, "--weight-decay", -1)
     assert "is a file" in refused("finetune", pretrained, "--out", tmp_path / "file")
     assert "holds no fine-tuning" in refused("finetune", "--resume", tmp_path / "nothing")
     assert "RUN_OR_WEIGHTS does not go with --resume" in refused(

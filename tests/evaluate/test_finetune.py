@@ -311,8 +311,12 @@ def test_settings_that_make_no_sense(values, sentence):
         settings(**values)
 
 
-def test_batches_follow_the_number_of_labels():
+def test_batches_follow_the_number_of_labels(weights, npz, tmp_path):
     assert [default_batch_size(images) for images in (2, 7, 20, 100, 500, 5000)] == [2, 7, 8, 8, 32, 128]
+    folder = finetune(weights, str(npz), out=tmp_path / "run", **SHORT | {"batch_size": 4096, "labels": "1-per-class"})
+    train = folder.stored_settings()["train"]
+    assert train["batch_size"] == folder.summary()["labels_used"]
+    assert train["lr"] == pytest.approx(0.1 * (train["batch_size"] / 256) ** 0.5, abs=1e-6)
 
 
 @pytest.mark.gpu

@@ -59,7 +59,7 @@ def finetune(options: FinetuneOptions, *, console: Console = STDERR) -> Finetune
 
 def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> FinetuneSettings:
     """The settings for a number of labels: given values are kept, the others derived from them."""
-    batch_size = supervised.default_batch_size(labels) if options.batch_size is None else options.batch_size
+    batch_size = min(options.batch_size or supervised.default_batch_size(labels), max(2, labels))
     root = math.sqrt(batch_size / 256)
     lr = round(DEFAULT_LR * root, 6) if options.lr is None else options.lr
     head_lr, layer_decay = (lr, 1.0) if options.from_scratch else (round(DEFAULT_HEAD_LR * root, 6), 0.7)
