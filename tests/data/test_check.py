@@ -82,7 +82,7 @@ def test_an_empty_test_folder_is_told(tmp_path: Path):
     (tmp_path / "val").mkdir()
     report = check_data(open_data(str(tmp_path)))
     assert list(report.splits) == ["train"]
-    assert str(tmp_path / "val") in report.why_untested
+    assert str(tmp_path / "val") in report.data.why_untested
 
 
 def test_arrays():

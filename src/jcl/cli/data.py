@@ -139,14 +139,14 @@ def _print_report(report: DataReport) -> None:
         "ms to decode one": [f"{1000 * split.seconds_per_image:.1f}" for split in splits],
     }
     lines = [(title, *values) for title, values in rows.items()]
-    out.print(text_table(["", *report.splits], lines, title=f"Images of {report.name}"))
+    out.print(text_table(["", *report.splits], lines, title=f"Images of {report.data.name}"))
     for name, split in report.splits.items():
         for problem in _problems(split):
             echo(f"{name}: {problem}")
     train, limit = report.splits["train"], DataSettings().max_failed_share
     if (share := len(train.unreadable) / train.images) > limit:
         echo(f"Warning: training would stop: {share:.0%} of its images are damaged (data.max_failed_share={limit:g}).")
-    for note in filter(None, (report.why_untested, report.unused)):
+    for note in filter(None, (report.data.why_untested, report.data.unused)):
         echo(note)
     if report.shared:
         copies = pluralize(len(report.shared), "test image is", "test images are")

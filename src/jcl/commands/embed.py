@@ -36,7 +36,7 @@ def embed(options: EmbedOptions, *, progress: ProgressCallback = no_progress) ->
     started = time.perf_counter()
     check_writable(options.out, force=options.force)
     target = open_target(options.weights, options.data, options.device, STDERR)
-    splits = {"train": target.data.train} | ({} if target.data.test is None else {"test": target.data.test})
+    splits = target.data.splits
     if options.split not in (*splits, "all"):
         raise DataError(f"{options.data} has no split {options.split!r}; use --split {' or '.join(splits)} or all.")
     sources = splits if options.split == "all" else {options.split: splits[options.split]}
@@ -194,9 +194,9 @@ def _read_images(table: FeatureTable, rows: set[int]) -> dict[tuple[str, str], T
     data = open_data(location, download=False)
     wanted = {(table.splits[row], table.names[row]) for row in rows}
     images = {}
-    for split, source in (("train", data.train), ("test", data.test)):
-        for sample in range(len(source) if source is not None else 0):
-            if source is not None and (image := (split, source.name_of(sample))) in wanted:
+    for split, source in data.splits.items():
+        for sample in range(len(source)):
+            if (image := (split, source.name_of(sample))) in wanted:
                 images[image] = source.read(sample, _CANVAS)
     for _, name in wanted - images.keys():
         raise DataError(f"The image {name} of the index is no longer in {location}.")

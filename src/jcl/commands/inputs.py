@@ -146,8 +146,7 @@ class EvaluationTarget:
 
     def untrained(self, measure: Callable[[Self], list[float]], ranks: Ranks = ALONE, **about: Any) -> list[float]:
         """What `measure` gives for the untrained network, kept in a cache; `about` is what else it depends on."""
-        sources = [source for source in (self.data.train, self.data.test) if source is not None]
-        key = json.dumps([self.info.to_text(), self.seed, [*map(fingerprint, sources)], about])
+        key = json.dumps([self.info.to_text(), self.seed, [*map(fingerprint, self.data.splits.values())], about])
         file = cache_folder() / "untrained" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
         with contextlib.suppress(RunError):
             stored = read_object(file).get("found") if ranks.count == 1 else None

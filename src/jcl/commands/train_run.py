@@ -233,11 +233,10 @@ class RunTraining:
 
     def _check_images_and_steps(self, progress: Progress) -> None:
         before, progress.images = progress.images, {}
-        for kind, images in (("train", self.data.train), ("test", self.data.test)):
-            if images is not None:
-                progress.images[kind] = found = fingerprint(images)
-                if before.get(kind, found) != found:
-                    self.context.log(f"These images have changed since the checkpoint: {images.description}.")
+        for split, images in self.data.splits.items():
+            progress.images[split] = found = fingerprint(images)
+            if before.get(split, found) != found:
+                self.context.log(f"These images have changed since the checkpoint: {images.description}.")
         epochs = self.settings.train.epochs
         if progress.step > (steps := epochs * progress.steps_per_epoch):
             beyond = f"beyond the {steps:,} steps of {pluralize(epochs, 'epoch')}"

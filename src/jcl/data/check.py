@@ -85,16 +85,14 @@ class SplitReport:
 class DataReport:
     """What was found in a data set; `shared` names test images whose content is also among the training images."""
 
-    name: str
+    data: ImageData
     splits: dict[str, SplitReport]
     shared: tuple[str, ...]
-    why_untested: str
-    unused: str
 
     def as_dict(self) -> dict[str, object]:
         """The figures as one flat object with keys such as `train_images` and `train_unreadable`."""
-        flat: dict[str, object] = {"name": self.name, "shared_between_splits": len(self.shared)}
-        flat |= {key: note for key in ("why_untested", "unused") if (note := getattr(self, key))}
+        flat: dict[str, object] = {"name": self.data.name, "shared_between_splits": len(self.shared)}
+        flat |= {key: note for key in ("why_untested", "unused") if (note := getattr(self.data, key))}
         for split, report in self.splits.items():
             flat |= {f"{split}_{key}": value for key, value in report.figures.items()}
         return flat
@@ -102,10 +100,9 @@ class DataReport:
 
 def check_data(data: ImageData, progress: ProgressCallback = no_progress) -> DataReport:
     """Read every image of a data set, with one thread per core."""
-    sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
-    done, total = 0, sum(map(len, sources.values()))
+    done, total = 0, sum(map(len, data.splits.values()))
     splits, digests = {}, {}
-    for split, source in sources.items():
+    for split, source in data.splits.items():
         pixel_format(source)  # raises if numbers of channels differ
         started = time.perf_counter()
         checked: list[_CheckedImage] = []
@@ -120,7 +117,7 @@ def check_data(data: ImageData, progress: ProgressCallback = no_progress) -> Dat
         digests[split] = [(image.digest, image.name) for image in checked if image.reason is None]
     trained_on = {digest for digest, _ in digests["train"]}
     shared = [name for digest, name in digests.get("test", []) if digest in trained_on]
-    return DataReport(data.name, splits, tuple(sorted(shared)), data.why_untested, data.unused)
+    return DataReport(data, splits, tuple(sorted(shared)))
 
 
 def _check_image(source: ImageSource, index: int) -> _CheckedImage:

@@ -76,7 +76,7 @@ def open_data(
 
 def data_warnings(data: ImageData) -> list[str]:
     """What a user should know about skipped and unused files, damaged shards and missing labels or test images."""
-    splits = [split for split in (data.train, data.test) if isinstance(split, _ENCODED)]
+    splits = [split for split in data.splits.values() if isinstance(split, _ENCODED)]
     notes = [note for note in (data.why_untested, data.unused) if note]
     return notes + [warning for split in splits for warning in split.warnings()]
 
@@ -118,7 +118,7 @@ def default_root() -> Path:
     return Path(os.environ.get("JCL_DATA") or cache_folder() / "data")
 
 
-def open_downloaded(name: str, root: Path | None = None, download: bool = True) -> ImageData:
+def open_downloaded(name: str, root: Path | None, download: bool) -> ImageData:
     """Open one of `DOWNLOADED_SETS`, which torchvision downloads; STL-10 also has 100,000 images without a label."""
     from torchvision import datasets  # slow to import, and workers do not need it
 

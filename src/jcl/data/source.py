@@ -206,6 +206,11 @@ class ImageData:
     why_untested: str = ""
     unused: str = ""
 
+    @property
+    def splits(self) -> dict[str, ImageSource]:
+        """What there is of "train" and "test"."""
+        return {"train": self.train} | ({} if self.test is None else {"test": self.test})
+
 
 def fingerprint(source: ImageSource, *, content: bool = True) -> str:
     """A hash of the number of images, all labels and up to 1,024 names, and of the pixels of up to 16 images.
