@@ -14,7 +14,7 @@ from jcl.data.source import UNLABELED, ArrayImages, ImageData, PixelFormat, Refu
 from jcl.errors import DataError
 
 
-def open_npz(file: Path, channels: int | None = None) -> ImageData:
+def open_npz(file: Path, channels: int | None) -> ImageData:
     """Open a `.npz` file of images (n, h, w, channels), (n, channels, h, w) or (n, h, w), or a `.npy` file of them.
 
     uint8 stays as it is, gray becomes RGB unless `channels` is 1; uint16 is divided by 65,535. Pickled objects are

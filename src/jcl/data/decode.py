@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
 from jcl.data.source import Refused, UnreadableImage
@@ -45,7 +45,6 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 logging.getLogger("PIL").setLevel(logging.CRITICAL)  # errors are reported by us
 
-_ORIENTATION_TAG: Final = 0x0112
 _TRANSPOSE: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -140,7 +139,7 @@ def _fitted_size(size: tuple[int, int], canvas: int, longer: int) -> tuple[int, 
 def orientation_of(image: Image.Image) -> int:
     """The EXIF orientation, 1 (upright) if it is missing or damaged."""
     try:
-        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # the pixels may still be fine
         return 1
 

@@ -171,7 +171,7 @@ def _open_tiff(file: Path | bytes) -> ImageFile:
     try:
         with tifffile.TiffFile(_stream(file)) as tiff:
             series, page = tiff.series[0], tiff.pages.first
-            sizes, turned = dict(zip(series.axes, series.shape, strict=True)), page.tags.get(274)
+            sizes, turned = dict(zip(series.axes, series.shape, strict=True)), page.tags.get("Orientation")
     except Exception:  # damaged metadata, which Pillow does not read
         return _open_with_pillow(file)
     if len(sizes) < len(series.axes):

@@ -53,7 +53,7 @@ class HubImages(EncodedImages):
         return content
 
 
-def open_hub(location: str, download: bool = True) -> ImageData:
+def open_hub(location: str, download: bool) -> ImageData:
     """Open `hf:USER/DATASET`, `hf:USER/DATASET:SPLIT` or `hf:USER/DATASET:CONFIG:SPLIT`; the name may also be a folder.
 
     Without a split, `train` or the only one is used; `validation` or `test` has the test images.

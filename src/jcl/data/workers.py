@@ -24,7 +24,7 @@ import torch
 
 from jcl.cores import start_forkserver
 from jcl.data.batch import Decoded, ImageBatch, ImageReader, readable_rows
-from jcl.data.source import RGB, PixelFormat, pixel_format
+from jcl.data.source import PixelFormat, pixel_format
 from jcl.errors import DataError, JclError
 from jcl.signals import signals_blocked
 
@@ -228,7 +228,7 @@ class BatchRing:
     that is being started maps the same memory there.
     """
 
-    def __init__(self, slots: int, rows: int, canvas: int, stored: PixelFormat = RGB, shared: Any = None) -> None:
+    def __init__(self, slots: int, rows: int, canvas: int, stored: PixelFormat, shared: Any = None) -> None:
         self.slots, self.rows, self.canvas, self.stored = slots, rows, canvas, stored
         images = slots * rows
         pixels_at = -(-8 * (1 + 4 * images) // _ALIGNMENT) * _ALIGNMENT

@@ -85,7 +85,7 @@ def download_repository(name: str) -> Path:
     return folder
 
 
-def upload_repository(name: str, files: Mapping[str, bytes], *, force: bool = False) -> str:
+def upload_repository(name: str, files: Mapping[str, bytes], *, force: bool) -> str:
     """Write files into a new private model repository `USER/NAME`, or with `force` into an old one; returns its URL."""
     with library_errors(f"The model could not be uploaded to hf:{name}"):
         from huggingface_hub import CommitOperationAdd, HfApi

@@ -74,8 +74,7 @@ def check_onnx(content: bytes, network: nn.Module, info: BackboneInfo) -> None:
 
 def _remove_source_locations(model: Any) -> None:
     """Drop the exporter's metadata, which names source files of this machine."""
-    for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info):
-        del part.metadata_props[:]
-        part.doc_string = ""
-    for part in (*model.graph.initializer, model.graph, model):
-        del part.metadata_props[:]
+    graph = model.graph
+    for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer, graph, model):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")

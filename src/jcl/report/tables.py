@@ -143,7 +143,7 @@ def _rows(
     write: Callable[[float], str],
     images: tuple[str, str] = ("image", "images"),
     *,
-    best: bool = False,
+    best: bool,
 ) -> list[Row]:
     """A row for each entry that has a value for some run, with the number of images. Baselines are never the best."""
     baselines = {title for name, title in METRICS.items() if name.startswith(("untrained_", "start_", "chance_"))}
