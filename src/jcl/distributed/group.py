@@ -143,18 +143,15 @@ class GradientBuffer:
     def __init__(self, parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
         self._ranks = ranks
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        size = sum(parameter.numel() for parameter in self._parameters)
-        self._buffer = torch.zeros(size, device=self._parameters[0].device)
+        self._sizes = [parameter.numel() for parameter in self._parameters]
+        self._buffer = torch.zeros(sum(self._sizes), device=self._parameters[0].device)
 
     def clear(self) -> None:
         """Zero the buffer and make every parameter's gradient a view of it."""
         self._buffer.zero_()
-        start = 0
-        for parameter in self._parameters:
-            part = self._buffer[start : start + parameter.numel()]
+        for parameter, part in zip(self._parameters, torch.split(self._buffer, self._sizes), strict=True):
             # In the parameter's memory format, which backward passes keep (channels-last on a GPU).
             parameter.grad = torch.as_strided(part, parameter.shape, parameter.stride())
-            start += parameter.numel()
 
     def average(self) -> None:
         self._ranks.average(self._buffer)

@@ -160,11 +160,9 @@ def metric_points(metrics: Sequence[Mapping[str, Any]], kind: str, name: str) ->
 
 def moving_average(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """A centered moving average over about a thirtieth of the values that ignores NaN, and keeps it."""
-    half = len(values) // 60
-    finite = np.isfinite(values)
-    kernel = np.ones(2 * half + 1)
-    total = np.convolve(np.pad(np.where(finite, values, 0.0), half), kernel, mode="valid")
-    count = np.convolve(np.pad(finite.astype(np.float64), half), kernel, mode="valid")
+    finite, kernel = np.isfinite(values), np.ones(2 * (len(values) // 60) + 1)
+    total = np.convolve(np.where(finite, values, 0.0), kernel, mode="same")
+    count = np.convolve(finite, kernel, mode="same")
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 

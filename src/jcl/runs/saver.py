@@ -70,10 +70,9 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
             problem = f"The folder {self._folder.parent} was moved or removed; step {progress.step:,} is not saved"
             raise RunError(f"{problem}. Resume from its newest checkpoint.")
         self.start(learner, optimizer, progress)
-        assert self._written is not None
-        error, self._written = self._written.exception(), None
-        if error is not None:
-            raise error
+        written, self._written = self._written, None
+        assert written is not None
+        written.result()
 
     def wait(self) -> None:
         """Wait for the write in progress, and report on it."""

@@ -153,9 +153,8 @@ def view_spreads(
         for batch in sampler.batches(source, rows, views):
             for recipe, numbers in by_recipe.items():
                 modules = [networks[number].module for number in numbers]
-                for number, features in zip(
-                    numbers, sampler.features(modules, recipe, batch, range(views)), strict=True
-                ):
+                all_features = sampler.features(modules, recipe, batch, range(views))
+                for number, features in zip(numbers, all_features, strict=True):
                     found[number].append(torch.stack(spread_of(features)))
                     widths[number] = features.shape[2]
             samples.append(batch.samples)
