@@ -52,7 +52,7 @@ def read(paths: list[Path], file: Path) -> Reader:
 
 def test_a_whole_run_has_every_part(page_runs: Path, arrays: RunContents) -> None:
     page = Reader(render_page([arrays]))
-    sections = {"summary", "training", "worth", "invariance", "map", "neighbors", "views", "speed", "settings"}
+    sections = {"summary", "training", "quality", "invariance", "map", "neighbors", "views", "speed", "settings"}
     assert page.headings() == sections
     charts = page.data()["charts"]
     assert {"loss", "knn_top1", "lr", "similarity", "variance", "images_per_second", "map-0"} <= charts.keys()
@@ -163,7 +163,7 @@ def test_names_that_look_like_markup_stay_text(evil: RunContents) -> None:
 
 def test_a_run_without_labels(plain: RunContents) -> None:
     page = Reader(render_page([plain]))
-    assert {"worth", "map", "neighbors", "views", "invariance"} <= page.headings()
+    assert {"quality", "map", "neighbors", "views", "invariance"} <= page.headings()
     assert {"RankMe", "alpha-ReQ", "LiDAR"} <= set(page.text.split()) and "linear probe, top-1" not in page.text
     assert "knn" not in page.data()["charts"] and "contrastive accuracy" in page.text
     assert "✓" not in page.text and "✗" not in page.text
@@ -210,7 +210,7 @@ def elsewhere(run: Path, copy: Path, before: str, now: str) -> Path:
 def test_images_that_have_gone(page_runs: Path, tmp_path: Path) -> None:
     run = elsewhere(page_runs / "plain", tmp_path / "run", str(page_runs / "plain-images"), str(tmp_path / "images"))
     page = read([run], tmp_path / "page.html")
-    assert page.headings() == {"summary", "training", "worth", "speed", "settings"}
+    assert page.headings() == {"summary", "training", "quality", "speed", "settings"}
     assert f"named {tmp_path / 'images'}" in page.text
 
 

@@ -105,9 +105,10 @@ def measure_linear(
     rates, decays = (options.lr, options.weight_decay) if fast else ((), ())
     grid = ProbeGrid(rates or LEARNING_RATES, decays or WEIGHT_DECAYS)
     target = open_target(options.weights, options.data, options.device, console)
-    probe = LinearProbe(options, train, grid, target, classification_task(target.data), console)
+    task, grid_epochs = classification_task(target.data), options.epochs if fast else None
+    probe = LinearProbe(options, train, grid, target, task, console, grid_epochs)
     if fast:
-        return replace(probe, grid_epochs=options.epochs).report_fast(progress)
+        return probe.report_fast(progress)
     if options.out is None:
         return probe.report_paper()
     refuse_inside_data(options.out, target.location)
@@ -129,13 +130,13 @@ class LinearProbe:
     def report_fast(self, progress: ProgressCallback) -> LinearReport:
         started, task = time.perf_counter(), self.task
         result = self.run_grid(progress)
-        chosen = {name: getattr(result, name) for name in ("lr", "weight_decay", "epochs", "validation_top1")} | {
-            "train_images": result.train_images,
+        names = ("lr", "weight_decay", "epochs", "validation_top1", "train_images")
+        chosen = {name: getattr(result, name) for name in names} | {
             "seconds": time.perf_counter() - started,
             "classes": len(result.classes),  # without those that have no readable image
         }
-        names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
-        classes = class_accuracies(result.scores, [names[label] for label in result.classes])
+        class_names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
+        classes = class_accuracies(result.scores, [class_names[label] for label in result.classes])
         return LinearReport(self._figures(result.scores, chosen), classes, result.edges)
 
     def report_paper(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> LinearReport:
