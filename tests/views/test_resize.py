@@ -12,7 +12,7 @@ from torchvision.transforms import functional as reference
 
 from jcl.views import view_recipe
 from jcl.views.parameters import draw_parameters
-from jcl.views.resize import Span, Taps, blur, blur_taps, box_crop, center_crop, resample_rows, resize, resize_taps
+from jcl.views.resize import Span, Taps, blur, blur_taps, box_crop, center_crop, resample_rows, resize_taps
 
 Images = Callable[..., Tensor]
 
@@ -25,8 +25,7 @@ def crop(pixels: Tensor, boxes: Tensor, size: int, flip: Tensor | None = None) -
     recipe, count = view_recipe("none", size), torch.arange(len(boxes))
     drawn = draw_parameters(recipe, 0, 0, count, count, boxes[:, 2:])
     drawn = dataclasses.replace(drawn, box=boxes, flip=drawn.flip if flip is None else flip)
-    dtype = torch.float64 if pixels.dtype == torch.float64 else torch.float32
-    return resize(pixels, box_crop(drawn, recipe, (pixels.shape[2], pixels.shape[3]), dtype))
+    return box_crop(pixels, drawn, recipe)
 
 
 def test_rows_are_weighted_sums(images: Images) -> None:
@@ -89,7 +88,7 @@ def test_integer_and_float_pixels_give_the_same_view(images: Images) -> None:
 def test_center_crops_equal_torchvisions(images: Images, size: int, ratio: float) -> None:
     sizes = torch.tensor([[97, 83], [97, 20], [11, 83], [50, 50], [1, 1], [64, 65]])
     pixels = images(len(sizes), 97, 83).double() / 255
-    made = resize(pixels, center_crop(sizes, ratio, (97, 83), size, torch.float64))
+    made = center_crop(pixels, sizes, ratio, size)
     for view, (height, width) in enumerate(sizes.tolist()):
         resized = reference.resize(pixels[view, :, :height, :width], [round(size / ratio)], antialias=True)
         expected = reference.center_crop(resized, [size, size])

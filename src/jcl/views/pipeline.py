@@ -11,7 +11,7 @@ from torch import Tensor
 from jcl.views.color import blend, change_channels, gray_blends, jitter_colors, normalize, solarize
 from jcl.views.parameters import ViewParameters, draw_parameters
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe
-from jcl.views.resize import blur, blur_taps, box_crop, center_crop, resize, sampling_type, working_type
+from jcl.views.resize import blur, blur_taps, box_crop, center_crop, sampling_type
 
 _CPU_CHUNK_VALUES: Final = 1_000_000  # values of views made at a time on a CPU, to fit its caches
 _BLUR_REACH: Final = 4  # standard deviations at which the strongest blur is cut off
@@ -53,10 +53,8 @@ def center_views(
     `crop_ratio` is the fraction of the short side that is left after the crop (0.875: resize to 256, crop 224).
     """
     views = torch.empty((*pixels.shape[:2], size, size), device=pixels.device)
-    canvas, dtype = (pixels.shape[2], pixels.shape[3]), working_type(pixels)
     for part in _chunks(len(pixels), pixels.shape[1] * size**2, pixels.device):
-        crop = center_crop(sizes[part], crop_ratio, canvas, size, dtype)
-        views[part] = normalize(resize(pixels[part], crop), mean, std)
+        views[part] = normalize(center_crop(pixels[part], sizes[part], crop_ratio, size), mean, std)
     return views
 
 
@@ -89,8 +87,7 @@ class ViewMaker:
 
 def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) -> Tensor:
     """Apply the transforms in the order of MoCo and BYOL; those with probability zero are skipped."""
-    dtype, canvas = working_type(pixels), (pixels.shape[2], pixels.shape[3])
-    images = resize(pixels, box_crop(parameters, recipe, canvas, dtype))
+    images = box_crop(pixels, parameters, recipe)
     if recipe.gray_probability and recipe.color and recipe.gray_first:
         images = blend(images, gray_blends(parameters.gray))
     if recipe.jitter_probability and recipe.color:
@@ -99,7 +96,8 @@ def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) 
         images = blend(images, gray_blends(parameters.gray))
     if recipe.blur_probability:
         radius = math.ceil(_BLUR_REACH * recipe.blur_sigma[1])
-        images = blur(images, blur_taps(parameters.blur_sigma.to(dtype), recipe.size, radius), sampling_type(pixels))
+        taps = blur_taps(parameters.blur_sigma.to(images.dtype), recipe.size, radius)
+        images = blur(images, taps, sampling_type(pixels))
     if recipe.solarize_probability and recipe.color:
         images = solarize(images, parameters.solarize[:, None, None, None])
     views = normalize(images, recipe.mean, recipe.std)

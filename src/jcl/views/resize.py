@@ -71,47 +71,39 @@ def blur_taps(sigma: Tensor, size: int, radius: int) -> Taps:
     return Taps(index.expand(len(sigma), -1, -1), kernel[:, None].expand(-1, size, -1))
 
 
-@dataclass(frozen=True)
-class Crop:
-    """A crop of each of n images, resized to a square, then transposed where `transpose` (n,) is true."""
-
-    rows: Taps
-    columns: Taps
-    transpose: Tensor | None = None
-
-
-def box_crop(parameters: ViewParameters, recipe: ViewRecipe, canvas: tuple[int, int], dtype: torch.dtype) -> Crop:
-    """Crop boxes, resize them to squares and orient each view; `canvas` is the height and width of the tensor."""
-    size, upright = recipe.size, recipe.upright
+def box_crop(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) -> Tensor:
+    """Crop a box of each image, resize it to a square and orient the view."""
+    size, dtype = recipe.size, working_type(pixels)
     top, left, height, width = parameters.box.unbind(dim=1)
     rows = Span(top.to(dtype), height.to(dtype), top, top + height)
     columns = Span(left.to(dtype), width.to(dtype), left, left + width)
-    return Crop(
-        resize_taps(rows, size, canvas[0] / size, None if upright else parameters.vertical_flip),
-        resize_taps(columns, size, canvas[1] / size, parameters.flip),
+    return resize(
+        pixels,
+        resize_taps(rows, size, pixels.shape[2] / size, None if recipe.upright else parameters.vertical_flip),
+        resize_taps(columns, size, pixels.shape[3] / size, parameters.flip),
         parameters.transpose if recipe.rotation_probability else None,
     )
 
 
-def center_crop(sizes: Tensor, crop_ratio: float, canvas: tuple[int, int], size: int, dtype: torch.dtype) -> Crop:
+def center_crop(pixels: Tensor, sizes: Tensor, crop_ratio: float, size: int) -> Tensor:
     """As torchvision's Resize to size / crop_ratio and CenterCrop, for images of `sizes` (n, 2)."""
-    short = round(size / crop_ratio)
+    short, dtype = round(size / crop_ratio), working_type(pixels)
     resized = short * sizes // sizes.amin(dim=1, keepdim=True)  # (n, 2), the short side exactly `short`
     scale = sizes.to(dtype) / resized.to(dtype)
     start = torch.round((resized - size).to(dtype) / 2) * scale
     low = torch.zeros_like(sizes)
     rows, columns = (Span(start[:, axis], size * scale[:, axis], low[:, axis], sizes[:, axis]) for axis in (0, 1))
     # Rounding makes the scale of the long side larger, by up to one pixel in `short`.
-    largest_scale = max(canvas) / short * (1 + 1 / short)
-    return Crop(resize_taps(rows, size, largest_scale), resize_taps(columns, size, largest_scale))
+    largest_scale = max(pixels.shape[2:]) / short * (1 + 1 / short)
+    return resize(pixels, resize_taps(rows, size, largest_scale), resize_taps(columns, size, largest_scale))
 
 
-def resize(pixels: Tensor, crop: Crop) -> Tensor:
-    """Crop and resize (n, channels, height, width) to (n, channels, size, size) float; uint8 becomes 0..1."""
-    columns = crop.columns if pixels.is_floating_point() else Taps(crop.columns.index, crop.columns.weight / 255)
-    turned = resample_rows(pixels.to(sampling_type(pixels)), crop.rows).mT
+def resize(pixels: Tensor, rows: Taps, columns: Taps, transpose: Tensor | None = None) -> Tensor:
+    """Resize images to (n, channels, size, size) float, uint8 to 0..1, and transpose where `transpose` (n,) is true."""
+    columns = columns if pixels.is_floating_point() else Taps(columns.index, columns.weight / 255)
+    turned = resample_rows(pixels.to(sampling_type(pixels)), rows).mT
     images = resample_rows(turned, columns).mT.to(working_type(pixels))
-    return images if crop.transpose is None else torch.where(crop.transpose[:, None, None, None], images.mT, images)
+    return images if transpose is None else torch.where(transpose[:, None, None, None], images.mT, images)
 
 
 def blur(images: Tensor, taps: Taps, dtype: torch.dtype | None = None) -> Tensor:
