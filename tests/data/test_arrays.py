@@ -55,7 +55,7 @@ def test_all_four_arrays(tmp_path: Path):
         ({"x_train": COLOUR[:0]}, "no images in x_train"),
         ({"x_train": COLOUR, "y_train": [1, 2]}, r"5 images and labels of shape \(2,\)"),
         ({"x_train": COLOUR, "y_train": [0.5] * 5}, "y_train in .*float64"),
-        ({"x_train": COLOUR, "x_test": COLOUR[:, 1:]}, "x_train are 6 x 7 pixels .* x_test are 5 x 7"),
+        ({"x_train": COLOUR, "x_test": COLOUR[:, 1:]}, "x_train are 6 x 7 pixels, those of x_test 5 x 7; use one size"),
         ({"x_train": COLOUR, "y_train": np.array([{}] * 5)}, "y_train"),
     ],
 )

@@ -122,7 +122,7 @@ def open_trained(path: Path) -> TrainedRun:
     if run.is_dir():
         settings, checkpoints = RunFolder(run).settings(), list_checkpoints(RunFolder(run).checkpoints)
         if not checkpoints:
-            raise RunError(f"The run in {path} has no checkpoint yet.")
+            raise RunError(f"The run in {path} has no checkpoint yet; let it train longer first.")
         return TrainedRun(path, settings, (path,) if run != path else tuple(checkpoints))
     found = read_moco_checkpoint(path)
     if found is None:

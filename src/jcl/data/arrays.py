@@ -39,8 +39,8 @@ def open_npz(file: Path, channels: int | None) -> ImageData:
         train = _split(file, content, "train", channels)
         test = _split(file, content, "test", train.pixels.shape[1]) if "x_test" in content.files else None
     if test is not None and test.pixels.shape[1:] != train.pixels.shape[1:]:
-        shapes = [" x ".join(map(str, split.pixels.shape[2:])) for split in (train, test)]
-        raise DataError(f"The images of x_train are {shapes[0]} pixels in {file} and those of x_test are {shapes[1]}.")
+        sizes = [" x ".join(map(str, split.pixels.shape[2:])) for split in (train, test)]
+        raise DataError(f"In {file} images of x_train are {sizes[0]} pixels, those of x_test {sizes[1]}; use one size.")
     return ImageData(file.stem, train, test)
 
 
