@@ -244,7 +244,9 @@ def test_options_with_an_equals_sign_expand_the_home_folder(call, npz, tmp_path,
 def test_results_do_not_replace_files_of_a_run(refused, npz, pretrained, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(pretrained, run)
-    assert "summary.json is the run's own file" in refused("knn", run, "--json", run / "summary.json")
+    (run / "probe.json").write_text('{"lr": 30.0}')
+    for name in ("summary.json", "probe.json"):
+        assert f"{name} is the run's own file" in refused("knn", run, "--json", run / name)
     (run / "summary.json").unlink()  # of an unfinished run, which would then pass for a finished one
     assert "summary.json is the run's own file" in refused("knn", run, "--json", run / "summary.json")
     assert "takes the name of a file" in refused("knn", run, "--json", "-")
