@@ -214,7 +214,7 @@ def test_center_views_equal_torchvisions(images: Images, ratio: float) -> None:
 def test_the_gpu_makes_the_same_views(images: Images, name: str) -> None:
     make = maker(images(16, 40, 40), name)
     rows, numbers = rows_and_numbers(16, 4)
-    drawn = make.parameters(rows, numbers)
+    drawn = draw_parameters(make.recipe, make.seed, make.step, make.samples[rows], numbers, make.sizes[rows])
     names = {field.name for field in dataclasses.fields(drawn)} - {"channels", "noise_key"}
     on_gpu = ViewParameters(**{name: getattr(drawn, name).cuda() for name in names})
     views = apply_views(make.pixels.cuda(), on_gpu, make.recipe, rows=rows.cuda()).cpu()

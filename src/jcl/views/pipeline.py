@@ -77,12 +77,9 @@ class ViewMaker:
 
     def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
         """Views `numbers` (n,) of images `rows` (n,): 0 is the query, 1..M' are the keys, then further queries."""
-        parameters = self.parameters(rows, numbers)
+        drawn = draw_parameters(self.recipe, self.seed, self.step, self.samples[rows], numbers, self.sizes[rows])
         layout = self.memory_format
-        return apply_views(self.pixels, parameters, self.recipe, self.dtype, rows=rows, memory_format=layout)
-
-    def parameters(self, rows: Tensor, numbers: Tensor) -> ViewParameters:
-        return draw_parameters(self.recipe, self.seed, self.step, self.samples[rows], numbers, self.sizes[rows])
+        return apply_views(self.pixels, drawn, self.recipe, self.dtype, rows=rows, memory_format=layout)
 
 
 def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) -> Tensor:
