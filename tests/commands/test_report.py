@@ -95,15 +95,15 @@ def test_views_are_those_of_images_of_several_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", x_train=drawn_pixels(160), y_train=labels)
     data = open_data(str(tmp_path / "images.npz"))
     settings, _ = resolve(tiny_settings(tmp_path / "images.npz"), DataFacts(160, 32, decoded=True))
-    shown = example_views(settings, data)
-    assert len({image.label for image in shown.images}) == len(shown.images) == 6
-    numbers = [int(image.name.split()[-1]) for image in shown.images]
-    assert all(image.label == f"class {labels[number]}" for image, number in zip(shown.images, numbers, strict=True))
+    shown = [image for image, _ in example_views(settings, data)]
+    assert len({image.label for image in shown}) == len(shown) == 6
+    numbers = [int(image.name.split()[-1]) for image in shown]
+    assert all(image.label == f"class {labels[number]}" for image, number in zip(shown, numbers, strict=True))
     unlabeled = example_views(settings, ImageData(data.name, replace(data.train, labels=None), None))
-    spread = [int(image.name.split()[-1]) for image in unlabeled.images]
+    spread = [int(image.name.split()[-1]) for image, _ in unlabeled]
     assert max(spread) - min(spread) > 60, "not the first images"
     local = with_values(settings, {"method.num_local_queries": 2, "views.local_size": 8})
-    assert [view.shape[-1] for view in example_views(local, data).views[0]] == [
+    assert [view.shape[-1] for view in example_views(local, data)[0][1]] == [
         *[settings.views.image_size] * (settings.method.num_queries + settings.method.num_keys),
         *[8, 8],
     ]

@@ -117,7 +117,8 @@ def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
     if method.num_local_queries:
         numbers = list(range(first_local, first_local + method.num_local_queries))
         views = [[*whole, *local] for whole, local in zip(views, make(recipe.local(), numbers), strict=True)]
-    return ExampleViews([_image(source, sample, recipe) for sample in batch.samples.tolist()], views)
+    images = [_image(source, sample, recipe) for sample in batch.samples.tolist()]
+    return list(zip(images, views, strict=True))
 
 
 def draw_run_views(settings: Settings, path: Path, console: Console) -> dict[str, Any]:

@@ -76,12 +76,8 @@ class SampleResults:
         return numbers
 
 
-@dataclass(frozen=True, eq=False)
-class ExampleViews:
-    """Images and the training views of each, (3, S, S) uint8: queries, keys, then local queries."""
-
-    images: Sequence[NamedImage]
-    views: Sequence[Sequence[Tensor]]
+ExampleViews = Sequence[tuple[NamedImage, Sequence[Tensor]]]
+"""Images, each with its training views, (3, S, S) uint8: queries, keys, then local queries."""
 
 
 class Metric(NamedTuple):

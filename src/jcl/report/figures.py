@@ -49,7 +49,7 @@ def draw_views(examples: ExampleViews, names: Sequence[str], path: Path, *, titl
     """Each image beside its views, which have these names; at most the first 12 views."""
     tiles = [
         [_Tile(image, style.INK), *(_Tile(NamedImage(view, image.name), style.MUTED) for view in views[:_MAX_VIEWS])]
-        for image, views in zip(examples.images, examples.views, strict=True)
+        for image, views in examples
     ]
     subtitle = "left: the image; then what the network sees of it in one step"
     return _draw_tiles(tiles, ["image", *names[:_MAX_VIEWS]], path, title, subtitle)
