@@ -130,4 +130,4 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
         values = torch.tensor(numbers, dtype=torch.float64)
         return (values[:, None] > values).sum(dim=1) + 0.5 * (values[:, None] == values).sum(dim=1)
 
-    return float(torch.corrcoef(torch.stack([ranks(first), ranks(second)]))[0, 1])
+    return float(torch.corrcoef(torch.stack([ranks(first), ranks(second)]).double())[0, 1])
