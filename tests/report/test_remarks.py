@@ -23,7 +23,7 @@ def run(**changes: Any) -> RunContents:
 
 
 def said(contents: RunContents) -> list[str]:
-    return [f"{remark.kind}: {remark.text}" for remark in remarks(contents)]
+    return [f"{kind}: {text}" for kind, text in remarks(contents)]
 
 
 def test_nothing_unusual() -> None:
@@ -46,8 +46,8 @@ def test_nothing_unusual() -> None:
     ],
 )
 def test_each_has_its_remark(changes: dict[str, Any], words: tuple[str, ...]) -> None:
-    (remark,) = remarks(run(**changes))
-    assert remark.kind == words[0] and all(word in remark.text for word in words[1:])
+    ((kind, text),) = remarks(run(**changes))
+    assert kind == words[0] and all(word in text for word in words[1:])
 
 
 def test_a_run_that_does_not_beat_its_untrained_network() -> None:

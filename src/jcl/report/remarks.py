@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 from jcl.console import describe_skipped, pluralize
 from jcl.evaluate.baselines import baseline_warning, compare_online
@@ -15,15 +15,10 @@ _HIGH_FINAL_LR: Final = 0.3  # share of the peak
 _KNN_DROP: Final = 1.0  # percent
 
 
-class Remark(NamedTuple):
-    kind: Literal["problem", "note"]
-    text: str
-
-
-def remarks(run: RunContents) -> list[Remark]:
-    """Everything unusual about a run, problems first."""
+def remarks(run: RunContents) -> list[tuple[str, str]]:
+    """Everything unusual about a run: "problem" and a sentence for each problem, then "note" and a sentence."""
     notes = [*_notes(run), *run.data_remarks]
-    return [Remark("problem", text) for text in _problems(run)] + [Remark("note", text) for text in notes]
+    return [("problem", text) for text in _problems(run)] + [("note", text) for text in notes]
 
 
 def _problems(run: RunContents) -> Iterator[str]:
