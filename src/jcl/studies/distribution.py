@@ -36,6 +36,7 @@ from jcl.views import ViewMaker, ViewRecipe, center_views
 
 _IMAGES, _VIEWS = 1000, 4  # for the quality without labels during training: images, and views of each
 _STEP = 0  # views are drawn as in the first training step
+_MEASURES = ("similarity", "similarity_of_different_views", "variance")  # of a `ViewSpread`
 
 
 def sample_rows(source: ImageSource, count: int, seed: int) -> Tensor:
@@ -214,9 +215,8 @@ class DistributionReport:
         found: dict[str, Any] = dict(self.summary)
         (first_name, first), *others = self.by_key().items()
         for name, spread in self.by_key().items():
-            measured = {"similarity": spread.similarity, "variance": spread.variance}
-            measured["similarity_of_different_views"] = spread.similarity_of_different_views
-            for what, values in measured.items():
+            for what in _MEASURES:
+                values: Tensor = getattr(spread, what)
                 found[f"{name}_{what}_median"] = float(values.quantile(0.5))
                 found[f"{name}_{what}_mean"] = float(values.mean())
             found[f"{name}_feature_width"] = spread.width
@@ -235,9 +235,7 @@ class DistributionReport:
         """Write one row per image, with its name, similarity and variance for each network, as CSV."""
         columns: dict[str, Sequence[Any]] = {"image": self.image_names}
         for name, spread in self.by_key().items():
-            columns[f"{name}_similarity"] = spread.similarity.tolist()
-            columns[f"{name}_similarity_of_different_views"] = spread.similarity_of_different_views.tolist()
-            columns[f"{name}_variance"] = spread.variance.tolist()
+            columns |= {f"{name}_{what}": getattr(spread, what).tolist() for what in _MEASURES}
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([list(columns), *zip(*columns.values(), strict=True)])
         write_atomically(path, text.getvalue().encode(), follow_links=True)
