@@ -39,7 +39,7 @@ def _crop(
     pixels, rows, parameters, planes, channels, height, width, factor, size: tl.constexpr,
     C: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """Same as `resize` of a `box_crop`. It reads only the pixels that its own crop needs."""
+    """Same as `box_crop`. It reads only the pixels that its own crop needs."""
     view = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * P + tl.arange(0, P)
     parameters += view * COUNT
