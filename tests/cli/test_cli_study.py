@@ -337,7 +337,7 @@ def test_compare_lists_no_accuracy_on_other_images(call, runs, tmp_path):
 
 def test_compare_names_a_network_without_finite_features(call, runs, npz, tmp_path):
     found = jcl.load_backbone(runs["jcl"])
-    found.layers[1].weight.fill_(3e38)  # overflows
+    found.layers[1].weight.data.fill_(3e38)  # overflows
     save_backbone(found, found.info, tmp_path / "lost.safetensors")
     code, out, err = call("compare", tmp_path / "lost.safetensors", runs["jcl"], npz, "--images", 8)
     assert code == 0 and re.search(r"Note: lost\.safetensors .*NaN", out), err
