@@ -15,7 +15,12 @@ from jcl.errors import JclError, RunError
 from jcl.report import style
 from jcl.runs.json_object import read_object
 
-TITLES = {"scratch": "from scratch", "naive": "--init, settings of scratch", "careful": "--init"}
+TITLES = {
+    "scratch": "from scratch",
+    "naive": "--init, settings of scratch",
+    "careful": "--init",
+    "tenth": "--init, tenth of the rate",
+}
 
 
 def main() -> None:

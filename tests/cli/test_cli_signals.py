@@ -119,7 +119,6 @@ def test_nohup_is_respected():
 
 CHILD = """
 import sys, time
-from collections.abc import Iterator
 from pathlib import Path
 from jcl import signals
 signals.stop_with_parent()

@@ -246,11 +246,15 @@ def _check_match(
         problems.append("they are for another image size, which --image-size sets")
     if problems:
         raise RunError(f"The tensors in {weights.path} do not match {network}: {'; '.join(problems)}.")
-    for part, value in ((part, found[part]) for part in expected if part in found):
+    for part in filter(found.__contains__, expected):
+        value = found[part]
         plain = value.layout == torch.strided and not (value.is_quantized or value.is_meta or value.is_complex())
         plain &= value.is_floating_point() or not expected[part].is_floating_point()  # rounded weights are of no use
-        lowest = 0.0 if part.endswith("running_var") else -torch.inf  # the root of a negative variance is NaN
-        if not plain or not ((value := value.to(expected[part].dtype)).isfinite() & (value >= lowest)).all():
+        if plain:
+            lowest = 0.0 if part.endswith("running_var") else -torch.inf  # the root of a negative variance is NaN
+            value = value.to(expected[part].dtype)
+            plain = bool((value.isfinite() & (value >= lowest)).all())
+        if not plain:
             problem = "has NaN, infinite values or negative variance, or is sparse, quantized, complex, meta or integer"
             raise RunError(f"{part} in {weights.path} {problem}; save the weights as dense float tensors.")
 
