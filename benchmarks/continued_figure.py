@@ -2,10 +2,11 @@
 
     python benchmarks/continued_figure.py benchmarks/results/continued-*.json -o docs/images/continued.png
 
-Each results file has a panel. Runs with `--init` start at the accuracy of the weights.
+Each results file has a panel, two in a row. Runs with `--init` start at the accuracy of the weights.
 """
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ TITLES = {
     "scratch": "from scratch",
     "naive": "--init, settings of scratch",
     "careful": "--init",
+    "third": "--init, third of the rate",
     "tenth": "--init, tenth of the rate",
 }
 
@@ -34,8 +36,9 @@ def main() -> None:
         raise SystemExit(f"Error: {error}") from None
     names: list[str] = list(dict.fromkeys(name for found in files for name in found["rows"]))
     colors = dict(zip(names, style.colors_for(names), strict=True))
-    figure, panels = style.new_panels(10, 4.2, columns=len(files))
-    for axes, found in zip(panels, files, strict=True):
+    rows = math.ceil(len(files) / 2)
+    figure, panels = style.new_panels(10, 1 + 3.2 * rows, rows=rows, columns=min(2, len(files)))
+    for axes, found in zip(panels, files, strict=False):
         draw(axes, found, colors)
     style.add_legend(figure, columns=len(names))
     style.write_title(
