@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import jcl
-from jcl.core.loss import InfoNCELoss, JointContrastiveLoss, MultiKeyLoss, contrastive_accuracy, positive_share
+from jcl.core.loss import InfoNCELoss, JointContrastiveLoss, MultiKeyLoss, contrastive_metrics
 
 NAN, INFINITY = float("nan"), float("inf")
 CASES = [(3, 1, 4, 5), (4, 2, 8, 16), (6, 5, 16, 7), (2, 9, 3, 33)]  # N, M, d, K
@@ -210,7 +210,7 @@ def test_contrastive_accuracy_leaves_the_variance_out():
     keys = torch.stack([torch.stack([query[0], query[0]]), torch.stack([query[1], -query[1]])])
     negatives = torch.tensor([[0.6, 0.5]])
     # The first query's mean key is itself; the second's keys cancel, so a negative is closer however they vary.
-    assert contrastive_accuracy(query, keys, negatives) == 0.5
+    assert contrastive_metrics(query, keys, negatives, covariance_scale=4.0)[0].tolist() == [1.0, 0.0]
 
 
 def test_modules_are_the_functions():
@@ -327,7 +327,7 @@ def test_gradient_of_eq_8_with_respect_to_the_similarities(scale: float) -> None
     # ds_m/dk_m = q/t for unit q, so q·(dL/dk_m) = (dL/ds_m)/t.
     found = 0.2 * torch.einsum("nd,nmd->nm", query, keys.grad)
     similarities = torch.einsum("nd,nmd->nm", query, keys.detach()) / 0.2
-    p = positive_share(query, keys, negatives, covariance_scale=scale)[:, None]
+    p = contrastive_metrics(query, keys, negatives, covariance_scale=scale)[3][:, None]
     expected = -((1 - p) - p * scale * (similarities - similarities.mean(dim=1, keepdim=True))) / 5
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
@@ -340,7 +340,7 @@ def test_vanilla_is_jcl_with_one_minus_p_to_second_order() -> None:
     def difference(spread: float, scale: Tensor | float | None) -> float:
         keys = F.normalize(center[:, None] + spread * directions, dim=2)
         if scale is None:
-            scale = 1 - positive_share(query, keys, negatives)
+            scale = 1 - contrastive_metrics(query, keys, negatives)[3]
         joint = jcl.joint_contrastive_loss(query, keys, negatives, covariance_scale=scale, reduction="none")
         return float((joint - jcl.multi_key_loss(query, keys, negatives, reduction="none")).abs().max())
 

@@ -86,31 +86,24 @@ def info_nce_loss(
 
 
 @torch.no_grad()
-def contrastive_accuracy(query: Tensor, keys: Tensor, negatives: Tensor) -> Tensor:
-    """Fraction of queries (0..1, a scalar tensor) that are closer to their mean key than to every negative."""
-    with torch.autocast(query.device.type, enabled=False):
-        positive = _similarities(query, keys).mean(dim=1)
-        hardest = (query @ negatives.T).amax(dim=1)
-        return (positive > hardest).float().mean()
-
-
-@torch.no_grad()
-def positive_share(
+def contrastive_metrics(
     query: Tensor,
     keys: Tensor,
     negatives: Tensor,
     *,
     temperature: float = 0.2,
     covariance_scale: float | Tensor = 0.0,
-) -> Tensor:
-    """The positive's share of the softmax of each query, p₊ (N,), which weights the attraction to the keys by 1 - p₊.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Metrics of each query, (N,): whether its mean key is closer than every negative (0 or 1), qᵀμ, qᵀΣq and p₊.
 
-    The positive is the mean key, with the covariance term of `joint_contrastive_loss`.
+    p₊ is the positive's share of the softmax, which weights the attraction to the keys by 1 - p₊. It includes the
+    covariance term of `joint_contrastive_loss`; the others do not depend on the scale.
     """
     with torch.autocast(query.device.type, enabled=False):
-        scaled = _similarities(query, keys) / temperature
-        positive = scaled.mean(dim=1) + covariance_scale / 2 * scaled.var(dim=1, correction=0)
-        return torch.sigmoid(positive - _log_sum_negatives(query, negatives, temperature))
+        variance, mean = torch.var_mean(_similarities(query, keys), dim=1, correction=0)
+        positive = mean / temperature + covariance_scale / 2 * variance / temperature**2
+        share = torch.sigmoid(positive - _log_sum_negatives(query, negatives, temperature))
+        return (mean > (query @ negatives.T).amax(dim=1)).float(), mean, variance, share
 
 
 class MultiKeyLoss(nn.Module):

@@ -25,7 +25,7 @@ from jcl.core.batchnorm import (
 )
 from jcl.core.blocks import checkpoint_blocks, draw_drop_paths
 from jcl.core.encoder import Encoder, first_stages
-from jcl.core.loss import contrastive_accuracy, joint_contrastive_loss, multi_key_loss, positive_share
+from jcl.core.loss import contrastive_metrics, joint_contrastive_loss, multi_key_loss
 from jcl.core.queue import KeyQueue
 from jcl.core.registry import Method
 from jcl.distributed.device import SideStream
@@ -217,13 +217,8 @@ class ContrastiveLearner(nn.Module):
 
     def _contrast(self, query: Tensor, keys: Tensor, negatives: Tensor, **options: Any) -> tuple[Tensor, ...]:
         loss = self.loss(query, keys, negatives, **options)
-        query, keys = query.detach(), keys.detach()
-        share = positive_share(query, keys, negatives, **options)
-        with torch.autocast(query.device.type, enabled=False):
-            similarities = torch.einsum("nd,nmd->nm", query, keys)
-            accuracy = contrastive_accuracy(query, keys, negatives)
-            variance = similarities.var(dim=1, correction=0)
-            return loss, accuracy, similarities.mean(), variance.mean(), share.mean()
+        metrics = contrastive_metrics(query.detach(), keys.detach(), negatives, **options)
+        return loss, *(values.mean() for values in metrics)
 
     def compile_parts(self) -> None:
         """Use own kernels (on a GPU) or compile the encoders and the loss, without renaming parameters."""
