@@ -14,7 +14,6 @@ from jcl.views.parameters import ViewParameters
 
 Images = Callable[..., Tensor]
 
-NAMES = ("brightness", "contrast", "saturation", "hue")
 ADJUST = [
     reference.adjust_brightness,
     reference.adjust_contrast,
@@ -37,7 +36,7 @@ def parameters(factors: Tensor, order: Tensor, jitter: Tensor | None = None) -> 
         gray=never,
         blur_sigma=torch.zeros(count),
         solarize=never,
-        **dict(zip(NAMES, factors.unbind(dim=1), strict=True)),
+        factors=factors,
     )
 
 

@@ -17,10 +17,10 @@ Images = Callable[..., Tensor]
 
 RECIPES = ("moco-v2", "moco-v1", "small", "no-color", "microscopy", "aerial", "none")
 ADJUST = [
-    (reference.adjust_brightness, "brightness"),
-    (reference.adjust_contrast, "contrast"),
-    (reference.adjust_saturation, "saturation"),
-    (reference.adjust_hue, "hue"),
+    reference.adjust_brightness,
+    reference.adjust_contrast,
+    reference.adjust_saturation,
+    reference.adjust_hue,
 ]
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -33,8 +33,7 @@ def reference_view(image: Tensor, recipe: ViewRecipe, drawn: ViewParameters, vie
         made = reference.rgb_to_grayscale(made, 3)
     if drawn.jitter[view]:
         for operation in drawn.order[view].tolist():
-            adjust, name = ADJUST[operation]
-            made = adjust(made, float(getattr(drawn, name)[view]))
+            made = ADJUST[operation](made, float(drawn.factors[view, operation]))
     if not recipe.gray_first and drawn.gray[view]:
         made = reference.rgb_to_grayscale(made, 3)
     if drawn.blur_sigma[view] > 0:
@@ -100,8 +99,7 @@ def test_views_of_photographs_are_close_to_those_of_pil(photographs: list[Tensor
         picture = reference.resized_crop(picture, *box, [64, 64], Image.Resampling.BILINEAR)
         if drawn.jitter[0]:
             for operation in drawn.order[0].tolist():
-                adjust, field = ADJUST[operation]
-                picture = adjust(picture, float(getattr(drawn, field)[0]))
+                picture = ADJUST[operation](picture, float(drawn.factors[0, operation]))
         if drawn.gray[0]:
             picture = reference.to_grayscale(picture, 3)
         if drawn.flip[0]:
@@ -231,7 +229,7 @@ def test_the_gpu_draws_the_same_parameters() -> None:
     on_cpu = draw_parameters(recipe, 0, 1, *words)
     on_gpu = draw_parameters(recipe, 0, 1, *(word.cuda() for word in words))
     assert torch.equal(on_gpu.order.cpu(), on_cpu.order)
-    torch.testing.assert_close(on_gpu.hue.cpu(), on_cpu.hue)
+    torch.testing.assert_close(on_gpu.factors.cpu(), on_cpu.factors)
     # Sizes are rounded to whole pixels, and the last bit of a square root may tip one of them over.
     assert (on_gpu.box.cpu() != on_cpu.box).any(dim=1).float().mean() < 1e-3
 

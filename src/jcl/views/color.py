@@ -28,14 +28,13 @@ def jitter_colors(images: Tensor, parameters: ViewParameters) -> Tensor:
     place = torch.arange(4, device=order.device)
     before = _jitter_blends(parameters, order[:, :3], jitter & (place[:3] < hue_place))
     after = _jitter_blends(parameters, order[:, 1:], jitter & (place[1:] > hue_place))
-    return blend(shift_hue(blend(images, before), torch.where(parameters.jitter, parameters.hue, 0.0)), after)
+    turns = torch.where(parameters.jitter, parameters.factors[:, HUE], 0.0)
+    return blend(shift_hue(blend(images, before), turns), after)
 
 
 def _jitter_blends(parameters: ViewParameters, operations: Tensor, used: Tensor) -> Blends:
     """The blends of `operations` (n, 3); the identity where `used` (n, 3) is false."""
-    # Hue is never used as a blend; it is there so that the index of a column is the number of the operation.
-    factors = torch.stack((parameters.brightness, parameters.contrast, parameters.saturation, parameters.hue), dim=1)
-    factor = torch.where(used, factors.gather(1, operations), 1.0)
+    factor = torch.where(used, parameters.factors.gather(1, operations), 1.0)  # hue is never used as a blend
     rest = 1.0 - factor
     return factor, rest * (operations == SATURATION), rest * (operations == CONTRAST)
 

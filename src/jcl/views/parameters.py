@@ -14,8 +14,8 @@ from torch import Tensor
 from jcl.random import NOISE, VIEWS, hash_words, uniforms
 from jcl.views.recipe import ViewRecipe
 
-# The operations in `ViewParameters.order`, numbered as in torchvision's ColorJitter.
-BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+# The operations in `ViewParameters.order`, numbered as in torchvision's ColorJitter; 0 is brightness.
+CONTRAST, SATURATION, HUE = 1, 2, 3
 
 _CROP_ATTEMPTS: Final = 10
 
@@ -40,17 +40,14 @@ FIRST_DRAW: Final = dict(zip(_DRAWS, itertools.accumulate(_DRAWS.values(), initi
 
 @dataclass(frozen=True)
 class ViewParameters:
-    """Parameters of n views. Where `jitter` is true, the factors are arguments of torchvision's `adjust_*`."""
+    """Parameters of n views. Where `jitter` is true, `factors` are the arguments of torchvision's `adjust_*`."""
 
     box: Tensor  # (n, 4) int64: top, left, height, width of the crop in pixels
     flip: Tensor  # (n,) bool: left and right are swapped
     vertical_flip: Tensor  # (n,) bool: top and bottom are swapped
     transpose: Tensor  # (n,) bool: then rows and columns are swapped
     jitter: Tensor  # (n,) bool
-    brightness: Tensor  # (n,) float32
-    contrast: Tensor  # (n,) float32
-    saturation: Tensor  # (n,) float32
-    hue: Tensor  # (n,) float32, in full circles
+    factors: Tensor  # (n, 4) float32: brightness, contrast, saturation, and hue in full circles
     order: Tensor  # (n, 4) int64: order[:, 0] is the first operation
     gray: Tensor  # (n,) bool
     blur_sigma: Tensor  # (n,) float32 in pixels of the view; 0: no blur
@@ -80,6 +77,9 @@ def draw_parameters(
         changes = torch.cat((shift, factor, row[:, -1:] * recipe.noise), dim=1)
         unchanged = torch.arange(2 * count + 1, device=row.device) // count == 1  # factors are 1
         channels = torch.where(draws["jitter"] < recipe.jitter_probability, changes, unchanged.to(row.dtype))
+    strengths = (recipe.brightness, recipe.contrast, recipe.saturation)
+    factors = [_factor(draws["factors"][:, number], strength) for number, strength in enumerate(strengths)]
+    factors.append((2 * draws["factors"][:, HUE] - 1) * recipe.hue)
     low, high = recipe.blur_sigma
     sigma = low + (high - low) * draws["sigma"]
     flip = _happens(draws["flip"], recipe.flip_probability)
@@ -97,10 +97,7 @@ def draw_parameters(
         vertical_flip=vertical_flip,
         transpose=transpose,
         jitter=_happens(draws["jitter"], recipe.jitter_probability),
-        brightness=_factor(draws["factors"][:, BRIGHTNESS], recipe.brightness),
-        contrast=_factor(draws["factors"][:, CONTRAST], recipe.contrast),
-        saturation=_factor(draws["factors"][:, SATURATION], recipe.saturation),
-        hue=(2 * draws["factors"][:, HUE] - 1) * recipe.hue,
+        factors=torch.stack(factors, dim=1),
         order=draws["order"].argsort(dim=1, stable=True),
         gray=_happens(draws["gray"], recipe.gray_probability),
         blur_sigma=(sigma * (draws["blur"] < recipe.blur_probability)).squeeze(1),
