@@ -80,7 +80,7 @@ RUN_SETTINGS = {
 }
 
 
-@options.with_settings(RUN_SETTINGS)
+@options.with_fields(options.run_setting_fields(RUN_SETTINGS))
 class RunOptions(Options):
     """Options that determine the settings of a run."""
 

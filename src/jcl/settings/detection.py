@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, model_validator
 
 from jcl.errors import SettingsError
 from jcl.paths import expand_user
+from jcl.settings import options
 from jcl.settings.commands import DeviceOptions, DevicesOptions, JsonOptions, WorkersOptions
-from jcl.settings.options import DATA, HARDWARE, OUTPUT, SETTINGS, Options, argument, cli_field, option, optional_field
+from jcl.settings.options import DATA, HARDWARE, OUTPUT, SETTINGS, Options, argument, option
 from jcl.settings.schema import Count, NotNegative, Positive, PositiveInt, Precision, Section, Seed, Triple, validated
 
 Task = Literal["box", "mask", "keypoint"]
@@ -112,23 +113,21 @@ def learning_rate(settings: DetectionSettings, iteration: int) -> float:
     return float(settings.lr * factor * 0.1**passed)
 
 
-def _settings_options() -> type[Options]:
-    """A model with an option for each setting that has a description; all default to None."""
+def _setting_fields() -> dict[str, Any]:
+    """An option for each setting that has a description."""
     fields: dict[str, Any] = {}
     for name, field in DetectionSettings.model_fields.items():
         if field.description:
             described = field.is_required() or field.default is None or "default" in field.description
             default = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-            fields[name] = optional_field(field, cli_field(field), "" if described else f" Default: {default}.")
-    return create_model("DetectionSettingsOptions", __base__=Options, __module__=__name__, **fields)
+            note = "" if described else f" Default: {default}."
+            fields[name] = options.optional_field(field, options.cli_field(field), note)
+    return fields
 
 
-if TYPE_CHECKING:
-
-    class _SettingsOptions(Options): ...
-
-else:
-    _SettingsOptions = _settings_options()
+@options.with_fields(_setting_fields())
+class _SettingsOptions(Options):
+    """The settings of a detector as options, which all default to None."""
 
 
 class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOptions, DevicesOptions, JsonOptions):

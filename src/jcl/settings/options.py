@@ -92,24 +92,25 @@ class SharedOptions(Options):
 Model = TypeVar("Model", bound=Options)
 
 
-def with_settings(panels: Mapping[str, Sequence[str]]) -> Callable[[type[Model]], type[Model]]:
-    """Add an option for each of these run settings, by panel; type and help are the setting's, the default is None.
-
-    `data.location` becomes the argument DATA.
-    """
+def with_fields(fields: Mapping[str, Any]) -> Callable[[type[Model]], type[Model]]:
+    """Add fields made by `optional_field` to a model."""
 
     def add(model: type[Model]) -> type[Model]:
-        fields: dict[str, Any] = {}
-        for panel, setting in [(panel, setting) for panel, names in panels.items() for setting in names]:
-            name = {"data.location": "data", "method.name": "method"}.get(setting, setting.rpartition(".")[2])
-            data = name == "data"
-            metavar = {"data": "DATA", "track": "NAME"}.get(name)  # the choices of the tracker are in its help
-            cli = CliField(panel=panel, positional=data, metavar=metavar, setting=setting)
-            fields[name] = optional_field(setting_fields()[setting], cli)
         made: type[Model] = create_model(model.__name__, __base__=model, __module__=model.__module__, **fields)
         return made
 
     return add
+
+
+def run_setting_fields(panels: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """An option for each of these run settings, by panel; `data.location` becomes the argument DATA."""
+    fields: dict[str, Any] = {}
+    for panel, setting in [(panel, setting) for panel, names in panels.items() for setting in names]:
+        name = {"data.location": "data", "method.name": "method"}.get(setting, setting.rpartition(".")[2])
+        metavar = {"data": "DATA", "track": "NAME"}.get(name)  # the choices of the tracker are in its help
+        cli = CliField(panel=panel, positional=name == "data", metavar=metavar, setting=setting)
+        fields[name] = optional_field(setting_fields()[setting], cli)
+    return fields
 
 
 def optional_field(field: FieldInfo, cli: CliField, note: str = "") -> tuple[Any, Any]:
