@@ -144,7 +144,7 @@ def test_images_that_cannot_be_read_are_named_and_not_counted(call, tmp_path):
     assert "cats/broken.png" in err and "3 unreadable images" in err
     (cell,) = (out / "cells").iterdir()
     assert "cats/broken.png" in (cell / "log.txt").read_text()
-    assert [line.partition("\t")[0] for line in (cell / "left_out.txt").read_text().splitlines()] == [
+    assert [line.partition("\t")[0] for line in (cell / "skipped.txt").read_text().splitlines()] == [
         *("cats/broken.png", "cats/broken.png of the test images", "dogs/broken.png of the test images"),
     ]
 

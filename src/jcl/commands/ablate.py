@@ -23,13 +23,12 @@ from jcl.data.source import fingerprint
 from jcl.distributed.device import choose_device
 from jcl.errors import Interrupted, JclError, RunError, SettingsError, first_line
 from jcl.evaluate.classification import classification_task
-from jcl.evaluate.features import all_skipped
 from jcl.evaluate.knn import knn_accuracy
 from jcl.evaluate.linear import linear_probe
 from jcl.export.loading import read_initial
 from jcl.report.ablation_plot import plot_ablation
 from jcl.runs.atomic import write_atomically
-from jcl.runs.folder import RunFolder, add_skipped, read_skipped
+from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.json_object import write_object
 from jcl.runs.lock import lock_folder
 from jcl.settings.commands import AblateOptions, LinearOptions
@@ -37,9 +36,9 @@ from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
 from jcl.settings.schema import Settings, values_of, with_values
 from jcl.signals import StopRequest
-from jcl.studies import ablation as study_files
+from jcl.studies import ablation
 from jcl.studies import cells as planning
-from jcl.studies.ablation import AblationFolder, CellFolder, CellRecord, Point, RunCells, points_of
+from jcl.studies.ablation import AblationFolder, CellFolder, CellRecord, Point, RunCells
 from jcl.studies.cells import Axes, Cell, describe
 from jcl.train.build import build_learner, run_view_recipe
 
@@ -181,8 +180,8 @@ def ablate(options: AblateOptions, console: Console) -> Ablation:
     plan = plan_ablation(options, console)
     device = plan.cells[0].settings.train.device
     choose_device(device)  # raises if there is no such device
-    slots = study_files.local_slots(device, options.at_once)
-    return run_ablation(plan, options.out, partial(study_files.run_in_slots, slots), console)
+    slots = ablation.local_slots(device, options.at_once)
+    return run_ablation(plan, options.out, partial(ablation.run_in_slots, slots), console)
 
 
 def run_ablation(plan: Plan, out: Path | None, run_cells: RunCells, console: Console) -> Ablation:
@@ -192,16 +191,17 @@ def run_ablation(plan: Plan, out: Path | None, run_cells: RunCells, console: Con
         with StopRequest() as stop:
             failed = _run_cells(folder, plan, run_cells, stop, console)
         records = _write_csv(folder, plan)
-        points = points_of(records, plan.names)
+        points = ablation.points_of(records, plan.names)
         summary = _summary(plan, records, time.perf_counter() - started)
-        results = summary | study_files.flat_results(points)
+        results = summary | ablation.flat_results(points)
         write_object(folder.path / "ablation.json", results)
         if any(point.results for point in points):
             data = Path(summary["data"]).name
             chance = max((record.result or {}).get("chance_top1", 0.0) for record in records) or None
             plot_ablation(points, folder.path / "ablation.png", data=data, chance=chance, center=plan.center)
     folders = [folder.cell(cell) for cell in plan.cells]
-    warn_skipped(console, {k: why for each in folders for k, why in read_skipped(each.left_out_file).items()})
+    lists = [read_skipped(RunFolder(each.path).skipped_file) for each in folders]
+    warn_skipped(console, {name: reason for skipped in lists for name, reason in skipped.items()})
     missing = sum(each.result() is None for each in folders) - len(failed)
     return Ablation(folder.path, plan.names, points, results, failed, missing, stop.signal_name)
 
@@ -238,7 +238,7 @@ def _run_cells(
 
 def _write_csv(folder: AblationFolder, plan: Plan) -> list[CellRecord]:
     records = folder.records(plan.cells)
-    write_atomically(folder.path / "ablation.csv", study_files.as_csv(records, plan.names).encode())
+    write_atomically(folder.path / "ablation.csv", ablation.as_csv(records, plan.names).encode())
     return records
 
 
@@ -276,11 +276,10 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console = STDER
     try:
         begun = RunFolder(path).holds_run()
         run = resume(path, console=console) if begun else pretrain(settings, path, console=console)
-        accuracies, skipped = _evaluate(run, console)
+        accuracies = _evaluate(run, console)
         if cell.protocol == "paper":
             accuracies |= _paper_probe(run, accuracies["linear_top1"], console)
         result = {"seed": cell.seed} | accuracies | {name: run.summary[name] for name in _SUMMARY_KEYS}
-        add_skipped(folder.left_out_file, skipped, overwrite=True)
         write_object(folder.result_file, result)  # the last step
     except Interrupted:
         raise
@@ -290,8 +289,8 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console = STDER
     return result
 
 
-def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
-    """kNN and linear probe on the same features, and the unreadable images with the reasons."""
+def _evaluate(run: Run, console: Console) -> dict[str, Any]:
+    """kNN and linear probe on the same features."""
     settings = run.settings
     workers, record = settings.data.workers, settings.record
     target = open_target(run.path, None, settings.train.device, Console(quiet=True))
@@ -302,7 +301,7 @@ def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str
     k, temperature = [record.knn_k], [record.knn_temperature]
     knn = knn_accuracy(*labeled, k=k, temperature=temperature, device=target.device)[0]
     linear = linear_probe(*labeled, device=target.device)
-    accuracies = {
+    return {
         "linear_top1": linear.scores.top1,
         "chance_top1": linear.scores.chance_top1,
         "untrained_knn_top1": run.summary.get("untrained_knn_top1"),
@@ -318,7 +317,6 @@ def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str
         "test_held_out": task.held_out,
         "classes": len(task.classes),
     }
-    return accuracies, all_skipped(train, test, held_out=task.held_out)
 
 
 def _paper_probe(run: Run, fast_top1: float, console: Console) -> dict[str, Any]:

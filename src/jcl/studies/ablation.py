@@ -59,7 +59,6 @@ class CellFolder:
         self.result_file = path / "result.json"
         self.failure_file = path / "failure.json"
         self.log_file = path / "log.txt"
-        self.left_out_file = path / "left_out.txt"  # unreadable images
 
     def plan(self, cell: Cell) -> None:
         """Write the plan; once training has started, the existing one is kept."""
