@@ -131,7 +131,7 @@ def find_neighbours(options: NeighboursOptions) -> Matches:
     files = [place for place, query in enumerate(queries) if query.row is None]
     if files:
         values[files] = _extract([queries[place].name for place in files], table, options)
-    return Matches(table, queries, nearest_neighbours(values, bank, options.k))
+    return Matches(table, queries, nearest_neighbours(values, bank, options.k, device=choose_device(options.device)))
 
 
 def _image_query(table: FeatureTable, name: str) -> Query:
