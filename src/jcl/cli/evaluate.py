@@ -227,18 +227,16 @@ def detect(options: detection.DetectOptions) -> dict[str, Any] | None:
     from jcl.commands.detect import evaluate_detector, resume_detection
 
     options.check()
-    folder = None
     if options.eval_only is not None:
         figures = evaluate_detector(options.eval_only, options)
-    elif options.resume is not None:
-        folder = resume_detection(options.resume, options)
-    else:
-        folder = run_detection(options)
+        _print_detection(figures)
+        return figures
+    folder = run_detection(options) if options.resume is None else resume_detection(options.resume, options)
     if rank > 0:
-        return None
-    _print_detection(figures := folder.summary() if folder is not None else figures)
-    if folder is not None:
-        echo(f"Everything is in {folder.path}.")
+        return None  # only the first rank is sure to see the folder
+    figures = folder.summary()
+    _print_detection(figures)
+    echo(f"Everything is in {folder.path}.")
     return figures
 
 
