@@ -26,11 +26,11 @@ class Neighbours:
     rows: Tensor
 
 
-def unit_rows(features: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Rows scaled to length one in `dtype` (an all-zero row stays zero); in float64 rounded to multiples of 2^-26."""
-    wide = features.to(dtype)
-    unit: Tensor = wide / torch.linalg.vector_norm(wide, dim=1, keepdim=True).clamp_min(torch.finfo(dtype).tiny)
-    return (unit * _GRID).round_().div_(_GRID) if dtype == torch.float64 else unit
+def unit_rows(features: Tensor) -> Tensor:
+    """Rows scaled to length one in float64, rounded to multiples of 2^-26; an all-zero row stays zero."""
+    wide = features.double()
+    unit: Tensor = wide / torch.linalg.vector_norm(wide, dim=1, keepdim=True).clamp_min(torch.finfo(wide.dtype).tiny)
+    return (unit * _GRID).round_().div_(_GRID)
 
 
 def nearest_neighbours(
@@ -53,9 +53,8 @@ def neighbour_chunks(
     if not all(bool(part.isfinite().all()) for table in (queries, bank) for part in torch.split(table, chunk)):
         raise DataError("The features are NaN or infinite; the training of the encoder probably diverged.")
     target = torch.device(device) if device is not None else queries.device
-    dtype = torch.float32 if target.type == "mps" else torch.float64  # MPS has no float64
     return (
-        _search(unit_rows(queries[start : start + chunk].to(target), dtype), bank, min(k, len(bank)), chunk)
+        _search(unit_rows(queries[start : start + chunk].to(target)), bank, min(k, len(bank)), chunk)
         for start in range(0, len(queries), chunk)
     )
 
@@ -65,7 +64,7 @@ def _search(queries: Tensor, bank: Tensor, k: int, chunk: int) -> Neighbours:
     similarities = queries.new_empty(len(queries), 0)
     rows = torch.empty_like(similarities, dtype=torch.int64)
     for start in range(0, len(bank), chunk):
-        part = unit_rows(bank[start : start + chunk].to(queries.device), queries.dtype)
+        part = unit_rows(bank[start : start + chunk].to(queries.device))
         best = _largest(queries @ part.T, min(k, len(part)))
         # Earlier rows stand first, so a stable sort breaks ties by row.
         merged = torch.cat([similarities, best.similarities], 1).sort(stable=True, dim=1, descending=True)
