@@ -27,7 +27,7 @@ def knn(options: commands.KnnOptions) -> dict[str, Any]:
     with progress_bar("features") as progress:
         results, figures = measure_knn(options, progress)
     best = results[0]
-    columns = {"top1": "top-1"} | _top5(len(best.classes))
+    columns = _columns(len(best.classes))
     rows = []
     for result in results:
         untrained = figures.get(f"untrained_knn_top1_k{result.k}_t{result.temperature:g}")
@@ -40,9 +40,9 @@ def knn(options: commands.KnnOptions) -> dict[str, Any]:
     return figures
 
 
-def _top5(classes: int) -> dict[str, str]:
-    """The column of the top-5 accuracy, by its attribute; none if it is always 100 %."""
-    return {"top5": "top-5"} if classes > 5 else {}
+def _columns(classes: int) -> dict[str, str]:
+    """The titles of the columns by attribute; without the top-5 accuracy if it is always 100 %."""
+    return {"top1": "top-1", "top5": "top-5"} if classes > 5 else {"top1": "top-1"}
 
 
 def _percent(value: float | None) -> str:
@@ -63,7 +63,7 @@ def linear(options: commands.LinearOptions) -> dict[str, Any]:
         report = measure_linear(options, progress=progress)
     figures = report.figures
     chosen = [f"{figures[name]:g}" for name in ("lr", "weight_decay")]
-    columns = {"top1": "top-1"} | _top5(figures["classes"])
+    columns = _columns(figures["classes"])
     row = [figures["protocol"], *(_percent(figures[f"linear_{name}"]) for name in columns), *chosen]
     out.print(text_table(["protocol", *columns.values(), "learning rate", "weight decay"], [row]))
     trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
@@ -94,7 +94,7 @@ def finetune(options: commands.FinetuneOptions) -> dict[str, Any]:
     else:
         folder = run_finetuning(options)
     summary = folder.summary()
-    columns = {"top1": "top-1"} | _top5(summary["classes"])
+    columns = _columns(summary["classes"])
     row = [f"{summary['labels_used']:,}", *(_percent(summary[f"finetune_{name}"]) for name in columns)]
     out.print(text_table(["labels used", *columns.values()], [row]))
     print_test(summary, "finetune_top1")

@@ -51,7 +51,7 @@ Batches = list[tuple[Tensor, Tensor]]  # for each batch of n views: the images (
 
 
 def draw_drop_paths(network: nn.Module, seed: int, step: int | Tensor, batches: Batches) -> None:
-    """Draw the views that each `DropPath` drops. Batches of equal size share draws, which checkpointing uses again."""
+    """Draw the views that each `DropPath` drops. Batches of equal size, and a repeated pass, share the draws."""
     layers = [module for module in network.modules() if isinstance(module, DropPath)]
     for size, views in {len(batch[0]): batch for batch in reversed(batches) if layers}.items():
         draws = uniforms(seed, RANDOM_LAYERS, step, *views, len(layers))
