@@ -81,11 +81,7 @@ class ViewSampler:
         self, networks: Sequence[nn.Module], recipe: ViewRecipe, batch: ImageBatch, numbers: range
     ) -> list[Tensor]:
         """Features (n, v, d) of these v views of n images for each network, with as many views in a pass as fit."""
-        maker = ViewMaker(
-            *(recipe, self.seed, _STEP, batch.pixels, batch.sizes, batch.samples),
-            dtype=self.precision,
-            memory_format=torch.channels_last if self.device.type == "cuda" else torch.contiguous_format,
-        )
+        maker = ViewMaker(recipe, self.seed, _STEP, batch.pixels, batch.sizes, batch.samples, self.precision)
         parts: list[list[Tensor]] = [[] for _ in networks]
         for chunk in torch.split(torch.tensor(numbers), max(1, self.batch_size // len(batch))):
             rows = torch.arange(len(batch), device=self.device).repeat_interleave(len(chunk))

@@ -64,19 +64,15 @@ def explain_compiler_errors() -> Iterator[None]:
 
 @explain_compiler_errors()
 def view_function(recipe: ViewRecipe, seed: int, options: StepOptions) -> MakeViews:
-    """A function that makes views of a batch on the device, in the memory format that is fastest there."""
+    """A function that makes views of a batch on the device."""
     if options.compiled and options.device.type == "cuda":
         os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns if it is not set
         from jcl.views.kernels import FusedViews  # Triton is only there for GPUs
 
         return FusedViews(recipe, seed, options.device, options.precision)
-    memory_format = torch.channels_last if options.device.type == "cuda" else torch.contiguous_format
 
-    def make_views(
-        step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor, rows: Tensor, numbers: Tensor
-    ) -> Tensor:
-        make = ViewMaker(recipe, seed, step, pixels, sizes, samples, options.precision, memory_format)
-        return make(rows, numbers)
+    def make_views(step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor, *views: Tensor) -> Tensor:
+        return ViewMaker(recipe, seed, step, pixels, sizes, samples, options.precision)(*views)
 
     return make_views
 

@@ -24,16 +24,16 @@ def apply_views(
     dtype: torch.dtype = torch.float32,
     *,
     rows: Tensor | None = None,
-    memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """Make views with these parameters: (n, channels, size, size), normalized.
+    """Make views with these parameters: (n, channels, size, size), normalized, on a GPU channels last in memory.
 
     `pixels` (n, channels, height, width) holds the image of each view at the top left of a canvas: uint8, or floats,
     which with color are in 0..1. With `rows` (n,), the image of view i is `pixels[rows[i]]`.
     """
     count = len(parameters)
     shape = (count, pixels.shape[1], recipe.size, recipe.size)
-    views = torch.empty(shape, dtype=dtype, device=pixels.device, memory_format=memory_format)
+    layout = torch.channels_last if pixels.is_cuda else torch.contiguous_format  # what is fastest there
+    views = torch.empty(shape, dtype=dtype, device=pixels.device, memory_format=layout)
     for part in _chunks(count, pixels.shape[1] * recipe.size**2, pixels.device):
         images = pixels[part] if rows is None else pixels.index_select(0, rows[part])
         views[part] = _make_views(images, parameters[part], recipe)
@@ -73,13 +73,11 @@ class ViewMaker:
     sizes: Tensor
     samples: Tensor
     dtype: torch.dtype = torch.float32
-    memory_format: torch.memory_format = torch.contiguous_format
 
     def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
         """Views `numbers` (n,) of images `rows` (n,): 0 is the query, 1..M' are the keys, then further queries."""
         drawn = draw_parameters(self.recipe, self.seed, self.step, self.samples[rows], numbers, self.sizes[rows])
-        layout = self.memory_format
-        return apply_views(self.pixels, drawn, self.recipe, self.dtype, rows=rows, memory_format=layout)
+        return apply_views(self.pixels, drawn, self.recipe, self.dtype, rows=rows)
 
 
 def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) -> Tensor:
