@@ -1,6 +1,5 @@
 """Pre-training from settings to a finished run folder: `jcl.pretrain` and `jcl.resume`."""
 
-import json
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from jcl.data import ImageData
 from jcl.data.check import survey_headers
 from jcl.data.source import fingerprint
 from jcl.distributed.device import choose_device
-from jcl.distributed.group import ALONE, Ranks, fail_together
+from jcl.distributed.group import ALONE, fail_together
 from jcl.distributed.launch import launch_environment
 from jcl.errors import DataError, RunError
 from jcl.evaluate.folders import DetectionFolder, FinetuneFolder, ProbeFolder
@@ -25,7 +24,7 @@ from jcl.runs.folder import RunFolder, unfinished_folder
 from jcl.runs.json_object import describe_differences
 from jcl.settings.resolve import fit_to_ranks, resolve
 from jcl.settings.resolved import Choice, ResolvedSettings, describe_views
-from jcl.settings.schema import Settings, TrainSettings, setting_names, validated, values_of, with_values
+from jcl.settings.schema import Settings, TrainSettings, setting_names, values_of, with_values
 from jcl.studies.ablation import AblationFolder
 from jcl.train.profile import StepProfile, profile_steps
 
@@ -119,7 +118,7 @@ def _begin(
         settings, choices = resolve(asked, facts)
         settings, changes = fit_to_ranks(settings, ranks.count)
         choices += changes
-    settings = _broadcast(settings, ranks)  # other machines may resolve "auto" differently
+    settings = ranks.broadcast(settings)  # other machines may resolve "auto" differently
     with fail_together(ranks):
         if ranks.first:
             refuse_inside_data(wanted.path.parent if numbered else wanted.path, settings.data.location)
@@ -138,13 +137,6 @@ def _begin(
         return training.run(folder, label)
 
 
-def _broadcast(settings: ResolvedSettings | None, ranks: Ranks) -> ResolvedSettings:
-    """The first rank's settings, on every rank."""
-    text = "" if settings is None else settings.model_dump_json()
-    values = json.loads(ranks.broadcast_bytes(text.encode()))
-    return validated(ResolvedSettings, values, "the first rank's settings")
-
-
 def _stored_settings(folder: RunFolder) -> ResolvedSettings:
     """The settings of a started run. For another kind of training, raise an error that says how to continue it."""
     path = folder.path
@@ -159,12 +151,12 @@ def _stored_settings(folder: RunFolder) -> ResolvedSettings:
 
 def _resume(path: Path, context: RunContext, device: str | None = None) -> Run:
     ranks, folder = context.ranks, RunFolder(path)
-    settings = _broadcast(context.on_first(lambda: _stored_settings(folder)), ranks)
+    settings = context.from_first(lambda: _stored_settings(folder))
     if device is not None:
         settings = with_values(settings, {"train.device": device})
     with fail_together(ranks):
         settings, changes = fit_to_ranks(settings, ranks.count)
-    if ranks.any(ranks.first and folder.summary_file.exists()):
+    if context.from_first(folder.summary_file.exists):
         context.log(f"The run in {folder.path} has finished; nothing to resume. To train longer, start a new run.")
         return Run(folder.path)
     with context.locked(folder):

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from rich.console import Console
@@ -164,12 +164,16 @@ class RunContext:
         with fail_together(self.ranks):
             return work() if self.ranks.first else None
 
+    def from_first(self, work: Callable[[], Result]) -> Result:
+        """The result of `work` on the first rank, on every rank."""
+        return self.ranks.broadcast(cast("Result", self.on_first(work)))
+
     @contextlib.contextmanager
     def starting(self, wanted: Folder, *, numbered: bool) -> Iterator[Folder]:
         """Create the folder of a training as `new_folder` does, lock it, and clean it up if nothing is trained."""
         with contextlib.ExitStack() as stack:
-            path = self.on_first(lambda: stack.enter_context(new_folder(wanted.path, numbered=numbered)))
-            folder = type(wanted)(self.ranks.broadcast_bytes(str(path).encode()).decode())
+            path = self.from_first(lambda: stack.enter_context(new_folder(wanted.path, numbered=numbered)))
+            folder = type(wanted)(path)
             stack.enter_context(self.locked(folder))
             if self.ranks.first:
                 stack.enter_context(folder.cleanup_unless_started())
@@ -179,10 +183,9 @@ class RunContext:
         """The folder to resume, if `asked` or if a launcher has restarted the ranks; the first rank looks for it."""
         # A launcher that was itself restarted counts no restarts, but another machine's may.
         restarted = self.ranks.any(launch_environment().restarts > 0)
-        folder = self.on_first(find) if asked or restarted else None
-        path = str(folder.path) if folder is not None and folder.settings_file.exists() else ""
-        path = self.ranks.broadcast_bytes(path.encode()).decode()
-        return Path(path) if path else None
+        folder = self.from_first(find) if asked or restarted else None
+        begun = folder is not None and self.from_first(folder.settings_file.exists)
+        return folder.path if folder is not None and begun else None
 
     @contextlib.contextmanager
     def locked(self, folder: TrainingFolder) -> Iterator[None]:

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -178,10 +177,9 @@ class RunTraining:
         with fail_together(ranks):
             if ranks.first and (found := weights or read_initial(self.settings)):
                 tensors, lines = initial_tensors(found, self.settings, learner.query_encoder.backbone)
-        if ranks.any(bool(tensors)):
-            tensors = safetensors.torch.load(ranks.broadcast_bytes(safetensors.torch.save(tensors)))
-            for encoder in (learner.query_encoder, learner.key_encoder):
-                encoder.get_submodule("backbone").load_state_dict(tensors, strict=False)
+        tensors = ranks.broadcast(tensors)
+        for encoder in (learner.query_encoder, learner.key_encoder):
+            encoder.get_submodule("backbone").load_state_dict(tensors, strict=False)
         return lines
 
     def _memory_remedy(self, folder: RunFolder) -> str:
@@ -201,7 +199,7 @@ class RunTraining:
         """Load the newest good checkpoint; the first rank reads it and sends it to the others."""
         context, ranks = self.context, self.context.ranks
         path = context.on_first(lambda: checkpoint_to_resume(folder.checkpoints, context.log))
-        received = ranks.broadcast_bytes(path.read_bytes() if path and ranks.count > 1 else b"")
+        received = ranks.broadcast(path.read_bytes() if path and ranks.count > 1 else b"")
         with tempfile.NamedTemporaryFile(suffix=".safetensors") as copy:
             if received and not ranks.first:
                 copy.write(received)

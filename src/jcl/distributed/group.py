@@ -2,7 +2,7 @@
 
 A step on W ranks equals the step of one process on the whole batch: each rank encodes its share of the queries and of
 the shuffled keys, the keys are gathered, and the gradients are averaged. Everything else is computed from equal inputs
-on every rank, so nothing needs to be broadcast.
+on every rank, so a step broadcasts nothing.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from jcl.distributed.device import choose_device
 from jcl.distributed.launch import launch_environment
 from jcl.errors import JclError, OtherRankFailed, RunError, SettingsError
 
+Value = TypeVar("Value")
 ANSWER_SECONDS = 5.0  # for a rank that has lost contact to report that
 
 
@@ -89,13 +90,12 @@ class Ranks:
         line = torch.frombuffer(bytearray(json.dumps(value).encode() + b"\n"), dtype=torch.uint8)
         return [json.loads(each) for each in self.gather_uneven(line).numpy().tobytes().splitlines()]
 
-    def broadcast_bytes(self, content: bytes) -> bytes:
-        """Broadcast the bytes of the first rank; what the others pass is ignored."""
-        if self.count == 1:
-            return content
-        received = [content]
-        with catch_lost_contact():
-            dist.broadcast_object_list(received)  # on the CPU, with gloo
+    def broadcast(self, value: Value) -> Value:
+        """The value of the first rank, on every rank; what the others pass is ignored."""
+        received = [value]
+        if self.count > 1:
+            with catch_lost_contact():
+                dist.broadcast_object_list(received)  # on the CPU, with gloo
         return received[0]
 
     def total(self, values: Tensor) -> Tensor:
