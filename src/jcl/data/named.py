@@ -17,7 +17,7 @@ from jcl.data.shards.read import ShardImages, open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.data.synthetic import CLASSES, drawn_objects
 from jcl.errors import DataError
-from jcl.paths import cache_folder, expand_user, hub_name, suggest_path
+from jcl.paths import cache_folder, expand_user, hub_name, read_file, suggest_path
 
 DEMO_SET: Final = "demo"
 DOWNLOADED_SETS: Final = ("cifar10", "cifar100", "stl10")
@@ -151,10 +151,8 @@ def class_list(subset: str) -> tuple[str, ...]:
     """The classes of a subset: "imagenet100", or the lines of a text file (empty lines and # comments ignored)."""
     file = Path(__file__).with_name("imagenet100.txt") if subset == "imagenet100" else expand_user(subset)
     try:
-        if not file.is_file():  # reading a pipe would block
-            raise FileNotFoundError(subset)
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_file(file, DataError).decode().splitlines()
+    except (DataError, UnicodeDecodeError) as error:
         raise DataError(f"{subset} is neither imagenet100 nor a readable text file of class names.") from error
     names = tuple(dict.fromkeys(name for line in lines if (name := line.partition("#")[0].strip())))
     if not names:
