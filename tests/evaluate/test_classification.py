@@ -108,7 +108,7 @@ def test_a_task_without_a_test_set_holds_out_the_images_that_knn_does():
     labels = torch.cat([torch.arange(60) % 3, torch.tensor([-1, -1])])
     source = ArrayImages(torch.zeros(62, 3, 4, 4, dtype=torch.uint8), labels)
     task = classification_task(ImageData("x", source))
-    kept, left_out = hold_out_split(labels, seed=0)
+    kept, left_out = hold_out_split(labels)
     assert task.held_out and task.class_names == ("0", "1", "2")
     assert [task.test.name_of(index) for index in range(len(task.test))] == [f"number {row}" for row in left_out]
     assert len(task.train) == len(kept) == 54 and (task.train.labels >= 0).all()

@@ -162,17 +162,16 @@ def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     return _split_classes(labels, seed, VALIDATION_SPLIT, VALIDATION_SHARE)
 
 
-def hold_out_split(labels: Tensor, seed: int = 0, *, limit: int = 10_000) -> tuple[Tensor, Tensor]:
-    """Sorted rows (train, test) for labeled data without a test split.
+def hold_out_split(labels: Tensor, *, limit: int = 10_000) -> tuple[Tensor, Tensor]:
+    """Sorted rows (train, test) for labeled data without a test split; always the same for equal labels.
 
     A tenth of each class, at least one image but not all of them, becomes the test; less of large data, so that there
-    are about `limit` test images. Evaluations keep the default seed, so that their results differ by the training and
-    not by the test images.
+    are about `limit` test images.
     """
     labeled = int((labels >= 0).sum())
     if labeled < 2:
         raise DataError(f"At least two labeled images are needed to hold one out for testing, but got {labeled}.")
-    train, test = _split_classes(labels, seed, TEST_SPLIT, min(0.1, limit / labeled))
+    train, test = _split_classes(labels, 0, TEST_SPLIT, min(0.1, limit / labeled))
     return (train, test) if len(test) else (train[1:], train[:1])  # all classes have one image
 
 
