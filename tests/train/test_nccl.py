@@ -48,7 +48,7 @@ def test_a_recorded_step_exchanges_through_nccl(npz, group, compiled, monkeypatc
     changes = {"train__cuda_graph": True, "train__compile": compiled, "train__on_nan": "skip"}
     alone, talking = build(npz, "cuda", **changes), build(npz, "cuda", **changes)
     talking.ranks = talking.learner.ranks = TalkingToItself()
-    talking.shared = GradientBuffer(talking.learner.query_encoder.parameters(), talking.ranks)
+    talking.gradients = GradientBuffer(talking.learner.query_encoder.parameters(), talking.ranks)
     for number in range(STEPS):
         for step in (alone, talking):
             step(batch(number, "cuda"), number, lr=0.05, covariance_scale=4.0)

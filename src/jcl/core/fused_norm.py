@@ -60,9 +60,9 @@ def _combined(sums, group, splits, channels, column, inside, S: tl.constexpr, C:
     for start in range(0, splits, S):
         split = start + tl.arange(0, S)
         mask = (split < splits)[:, None] & inside[None, :]
-        place = (group * splits + split[:, None]) * 2 * channels + column[None, :]
-        first += tl.load(sums + place, mask=mask, other=0.0)
-        second += tl.load(sums + place + channels, mask=mask, other=0.0)
+        offsets = (group * splits + split[:, None]) * 2 * channels + column[None, :]
+        first += tl.load(sums + offsets, mask=mask, other=0.0)
+        second += tl.load(sums + offsets + channels, mask=mask, other=0.0)
     return tl.sum(first, axis=0), tl.sum(second, axis=0)
 
 
@@ -100,8 +100,8 @@ def _tile(rows, channels, R: tl.constexpr, C: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     column = tl.program_id(1) * C + tl.arange(0, C)
     inside = column < channels
-    place = (group * rows + row[:, None]) * channels + column[None, :]
-    return group * channels + column, inside, place, (row < rows)[:, None] & inside[None, :]
+    offsets = (group * rows + row[:, None]) * channels + column[None, :]
+    return group * channels + column, inside, offsets, (row < rows)[:, None] & inside[None, :]
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -110,26 +110,26 @@ def _normalize(
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """y = ReLU(scale · x + shift + residual), of one tile."""
-    columns, inside, place, mask = _tile(rows, channels, R, C)
+    columns, inside, offsets, mask = _tile(rows, channels, R, C)
     step = tl.num_programs(2) * channels
     statistics += columns
     scale = tl.load(statistics + _SCALE * step, mask=inside, other=0.0)
     shift = tl.load(statistics + _SHIFT * step, mask=inside, other=0.0)
-    value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
     if RESIDUAL:
-        value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
+        value += tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
     if RELU:
         value = tl.where(value < 0, 0.0, value)
-    tl.store(y + place, value, mask=mask)
+    tl.store(y + offsets, value, mask=mask)
 
 
 @triton.jit
-def _load_gradient(dy, y, value, scale, shift, place, mask, RESIDUAL: tl.constexpr, RELU: tl.constexpr):
+def _load_gradient(dy, y, value, scale, shift, offsets, mask, RESIDUAL: tl.constexpr, RELU: tl.constexpr):
     """The gradient before the ReLU; y is only there with a residual, since otherwise x and the statistics give it."""
-    gradient = tl.load(dy + place, mask=mask, other=0.0).to(tl.float32)
+    gradient = tl.load(dy + offsets, mask=mask, other=0.0).to(tl.float32)
     if RELU:
         if RESIDUAL:
-            before = tl.load(y + place, mask=mask, other=0.0).to(tl.float32)
+            before = tl.load(y + offsets, mask=mask, other=0.0).to(tl.float32)
         else:
             before = value * scale[None, :] + shift[None, :]
         gradient = tl.where(before <= 0, 0.0, gradient)
@@ -156,9 +156,9 @@ def _sum_gradients(
     for start in range(split * split_rows, last, R):
         row = start + tl.arange(0, R)
         mask = (row < last)[:, None] & inside[None, :]
-        place = (group * rows + row[:, None]) * channels + column[None, :]
-        value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
-        gradient = _load_gradient(dy, y, value, scale, shift, place, mask, RESIDUAL, RELU)
+        offsets = (group * rows + row[:, None]) * channels + column[None, :]
+        value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+        gradient = _load_gradient(dy, y, value, scale, shift, offsets, mask, RESIDUAL, RELU)
         total += gradient
         products += gradient * (value - mean[None, :])
     sums += (group * tl.num_programs(0) + split) * 2 * channels + column
@@ -193,7 +193,7 @@ def _spread_gradients(
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """The gradients of x and of the residual, of one tile."""
-    columns, inside, place, mask = _tile(rows, channels, R, C)
+    columns, inside, offsets, mask = _tile(rows, channels, R, C)
     step = tl.num_programs(2) * channels
     statistics += columns
     factors += columns
@@ -201,11 +201,11 @@ def _spread_gradients(
     shift = tl.load(statistics + _SHIFT * step, mask=inside, other=0.0)
     slope = tl.load(factors + _SLOPE * step, mask=inside, other=0.0)
     constant = tl.load(factors + _CONSTANT * step, mask=inside, other=0.0)
-    value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
-    gradient = _load_gradient(dy, y, value, scale, shift, place, mask, RESIDUAL, RELU)
+    value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    gradient = _load_gradient(dy, y, value, scale, shift, offsets, mask, RESIDUAL, RELU)
     if RESIDUAL:
-        tl.store(dresidual + place, gradient, mask=mask)
-    tl.store(dx + place, gradient * scale[None, :] + value * slope[None, :] + constant[None, :], mask=mask)
+        tl.store(dresidual + offsets, gradient, mask=mask)
+    tl.store(dx + offsets, gradient * scale[None, :] + value * slope[None, :] + constant[None, :], mask=mask)
 
 
 class _Layout:

@@ -34,8 +34,8 @@ class KeyQueue(nn.Module):
         count = rows.shape[0]
         kept = rows[-self.size :].to(self.rows.dtype)  # the batch may be larger than the queue
         first = self.enqueued + (count - kept.shape[0])
-        places = (first + torch.arange(kept.shape[0], device=self.rows.device)) % self.size
-        self.rows.index_copy_(0, places, kept)
+        indices = (first + torch.arange(kept.shape[0], device=self.rows.device)) % self.size
+        self.rows.index_copy_(0, indices, kept)
         self.enqueued += count
 
     def filled(self) -> Tensor:

@@ -92,7 +92,8 @@ class TrainingStep:
         self.make_views = view_function(recipe, seed, options)
         self.make_local_views = view_function(recipe.local(), seed, options) if recipe.local_size else None
         self.ranks = learner.ranks
-        self.shared = GradientBuffer(learner.query_encoder.parameters(), self.ranks) if self.ranks.count > 1 else None
+        parameters = learner.query_encoder.parameters()
+        self.gradients = GradientBuffer(parameters, self.ranks) if self.ranks.count > 1 else None
         self.step = torch.zeros((), dtype=torch.int64, device=options.device)
         self.scale = torch.zeros((), device=options.device)
         self.key_momentum: Tensor | None = None  # only if it is scheduled
@@ -154,8 +155,8 @@ class TrainingStep:
         self._clear_gradients()
         with autocast(self.options.device, self.options.precision):
             result = self.learner(self._views, queries, self.step, self.scale, self.key_momentum, self.backward)
-        if self.shared is not None:
-            self.shared.average()
+        if self.gradients is not None:
+            self.gradients.average()
             average_statistics(self.learner, self.ranks)
         if self.options.clip_grad:
             nn.utils.clip_grad_norm_(self.learner.query_encoder.parameters(), self.options.clip_grad)
@@ -194,10 +195,10 @@ class TrainingStep:
         return graph
 
     def _clear_gradients(self) -> None:
-        if self.shared is None:
+        if self.gradients is None:
             self.optimizer.zero_grad(set_to_none=True)
         else:
-            self.shared.clear()
+            self.gradients.clear()
 
     def _set_lr(self, lr: float, backbone_share: float) -> None:
         for index, group in enumerate(self.optimizer.param_groups):
