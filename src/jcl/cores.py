@@ -12,9 +12,9 @@ def cpu_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def default_workers() -> int:
-    """Default number of decoding processes: one per core, 16 at most."""
-    return min(MAX_WORKERS, cpu_cores())
+def default_workers(ranks: int = 1) -> int:
+    """Default number of decoding processes of each rank: one per core of its share, 16 at most."""
+    return max(1, min(MAX_WORKERS, cpu_cores() // ranks))
 
 
 def start_forkserver() -> None:

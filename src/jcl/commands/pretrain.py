@@ -99,7 +99,7 @@ def _open_data(settings: Settings, context: RunContext) -> ImageData:
     with fail_together(ranks):
         data = opened or open_run_data(settings, console)
     own = fingerprint(data.train, content=False)
-    first = ranks.gather_objects(own)[0]
+    first = ranks.broadcast(own)
     with fail_together(ranks):
         if own != first:
             where = f"{socket.gethostname()} ({data.train.description})"

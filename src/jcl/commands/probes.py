@@ -40,7 +40,7 @@ def measure_knn(options: KnnOptions, progress: ProgressCallback) -> tuple[list[K
     with run_context(options.device, RANK_TIMEOUT, STDERR) as context:
         ranks, device = context.ranks, context.device
         target = open_target(options.weights, options.data, str(device), context.console)
-        workers = max(1, default_workers() // ranks.count) if options.workers is None else options.workers
+        workers = default_workers(ranks.count) if options.workers is None else options.workers
         data, k = target.data, options.k or [default_knn_k(len(target.data.train))]
         if data.train.labels is None:
             raise no_labels(data)

@@ -184,8 +184,7 @@ def _workers(values: Values, facts: DataFacts) -> tuple[int, str]:
         return 0, "the images are already in memory"
     cores, limit = cpu_cores(), f"{MAX_WORKERS} at most"
     if facts.ranks_on_machine > 1:
-        share = max(1, min(MAX_WORKERS, cores // facts.ranks_on_machine))
-        return share, f"this rank's share of the {cores} cores, {limit}"
+        return default_workers(facts.ranks_on_machine), f"this rank's share of the {cores} cores, {limit}"
     return default_workers(), f"one per CPU core, {limit} ({pluralize(cores, 'core')} here)"
 
 
