@@ -33,6 +33,7 @@ from jcl.paths import keep_compiled_code
 from jcl.random import CLASSIFIER_INIT, RANDOM_LAYERS, generator, hash_words
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import read_skipped
+from jcl.settings.resolve import power_of_two_below
 from jcl.settings.schema import Fraction, Positive, Section, TrainSettings, validated
 from jcl.train.display import Display
 from jcl.train.schedule import learning_rate
@@ -230,7 +231,7 @@ def probe_optimizer(network: Classifier, train: TrainSettings) -> torch.optim.Op
 
 def default_batch_size(images: int) -> int:
     """128, or less for few images, so that an epoch has eight steps; at least 8 if there are that many images."""
-    return max(2, min(_MAX_BATCH_SIZE, images, max(8, 1 << (max(images // 8, 1).bit_length() - 1))))
+    return max(2, min(_MAX_BATCH_SIZE, images, max(8, power_of_two_below(images // 8))))
 
 
 def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch.optim.Optimizer:

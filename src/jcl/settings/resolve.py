@@ -196,7 +196,7 @@ def _batch_size(values: Values, facts: DataFacts) -> tuple[int, str]:
         raise SettingsError(
             f"{few} too few to choose a batch size; give --batch-size, or better more images (a few hundred at least)."
         )
-    batch = min(largest, max(8, _power_of_two_below(facts.images // 8)))
+    batch = min(largest, max(8, power_of_two_below(facts.images // 8)))
     if batch == largest:
         return batch, "MoCo's"
     if batch > facts.images // 8:
@@ -276,9 +276,9 @@ def _weight_decay(values: Values, facts: DataFacts) -> tuple[float, str]:
 @_rule("method.queue_size")
 def _queue_size(values: Values, facts: DataFacts) -> tuple[int, str]:
     if facts.images >= _SMALL_DATASET:
-        queue = min(65536, _power_of_two_below(facts.images // 8))
+        queue = min(65536, power_of_two_below(facts.images // 8))
         return queue, "the paper's" if queue == 65536 else f"at most an eighth of the {facts.images:,} images"
-    queue = min(4096, max(256, _power_of_two_below(facts.images * 3 // 4)))
+    queue = min(4096, max(256, power_of_two_below(facts.images * 3 // 4)))
     if queue == 4096:
         return queue, _AS_CIFAR if _small(values) else _MEASURED_ON_PHOTOGRAPHS
     if queue > facts.images * 3 // 4:
@@ -372,5 +372,6 @@ def _knn_k(values: Values, facts: DataFacts) -> tuple[int, str]:
     return k, f"a tenth of the {facts.images:,} images, so that other classes do not outvote the right one"
 
 
-def _power_of_two_below(number: int) -> int:
+def power_of_two_below(number: int) -> int:
+    """The largest power of two that is not above the number, at least 2."""
     return 1 << max(1, number.bit_length() - 1)
