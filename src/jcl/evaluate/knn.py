@@ -46,7 +46,7 @@ def knn_accuracy(
     """Top-1 and top-5 of every k with every temperature (k outermost, as listed), from one search.
 
     Features are (n, d), labels (n,) integers; rows labeled -1 are left out on both sides. A class without votes is
-    among the top 5 only if the bank has at most five classes. `chunk` and `device` are those of `neighbour_chunks`.
+    among the top 5 only if the bank has at most five classes. `chunk` and `device` as in `nearest_neighbours`.
     Several `ranks`, each with all features, share the queries.
     """
     bank, bank_labels = classification.labeled_rows(train_features, train_labels, "bank")

@@ -36,7 +36,11 @@ def unit_rows(features: Tensor) -> Tensor:
 def nearest_neighbours(
     queries: Tensor, bank: Tensor, k: int, *, chunk: int = DEFAULT_CHUNK, device: torch.device | str | None = None
 ) -> Neighbours:
-    """The k rows of `bank` (b, d) most similar to each of `queries` (q, d), or all; see `neighbour_chunks`."""
+    """The k rows of `bank` (b, d) most similar by cosine to each of `queries` (q, d), or all; compared in float64.
+
+    Working memory is a small multiple of chunk x (chunk + k + d) numbers. Chunks are moved to `device` (default: that
+    of the queries) one by one, so a large bank can stay on the host.
+    """
     found = list(neighbour_chunks(queries, bank, k, chunk=chunk, device=device))
     return Neighbours(torch.cat([part.similarities for part in found]), torch.cat([part.rows for part in found]))
 
@@ -44,11 +48,7 @@ def nearest_neighbours(
 def neighbour_chunks(
     queries: Tensor, bank: Tensor, k: int, *, chunk: int = DEFAULT_CHUNK, device: torch.device | str | None = None
 ) -> Iterator[Neighbours]:
-    """`nearest_neighbours` for `chunk` queries at a time, against `chunk` rows of the bank at a time.
-
-    Working memory is a small multiple of chunk x (chunk + k + d) numbers. Chunks are moved to `device` (default: that
-    of the queries) one by one, so a large bank can stay on the host.
-    """
+    """`nearest_neighbours` for `chunk` queries at a time, against `chunk` rows of the bank at a time."""
     # In parts, to save memory.
     if not all(bool(part.isfinite().all()) for table in (queries, bank) for part in torch.split(table, chunk)):
         raise DataError("The features are NaN or infinite; the training of the encoder probably diverged.")
