@@ -5,6 +5,7 @@ Also reads the weights that pre-training starts from, which may be torchvision's
 
 import contextlib
 import importlib
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -154,7 +155,7 @@ def load_network(weights: WeightsFile, backbone: str | None, image_size: int | N
     expected = network.state_dict()
     prefix = _prefix(weights, tensors, expected, name)
     found = select_prefix(tensors, prefix)
-    _check_match(weights, found, expected, f"{name} at {size} px")
+    _check_match(weights, found, expected, name, size)
     loaded = {part: found[part] for part in expected if part in found}
     network.load_state_dict(loaded, strict=False)
     info = BackboneInfo(name, stem, size, width, described.mean, described.std)
@@ -194,7 +195,7 @@ def network_name(weights: WeightsFile) -> str:
     reason = "holds a ResNet of unusual depth or width" if prefixes else "does not look like a ResNet"
     if named:
         reason += f" (its arch is {named!r}, an unknown name)"
-    remedy = "Name its network with `jcl import --backbone NAME` or `load_backbone(path, backbone=NAME)`"
+    remedy = "Name its network with --backbone of `jcl import` or `jcl export`, or `load_backbone(path, backbone=NAME)`"
     raise RunError(f"{weights.path} {reason}. {remedy}.")
 
 
@@ -228,7 +229,7 @@ def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str,
 
 
 def _check_match(
-    weights: WeightsFile, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], network: str
+    weights: WeightsFile, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], name: str, size: int
 ) -> None:
     """Raise unless the tensors are exactly those of the network, apart from its classifier.
 
@@ -243,9 +244,11 @@ def _check_match(
     for part in shapes[:1]:
         problems.append(f"{part} is {(*found[part].shape,)} in the file and {(*expected[part].shape,)} in the network")
     if shapes and all("pos_embed" in part or "position" in part for part in shapes):
-        problems.append("they are for another image size, which --image-size sets")
+        sides = [math.isqrt(state[shapes[0]].shape[1]) for state in (found, expected) if state[shapes[0]].ndim == 3]
+        other = f" {size * sides[0] // sides[1]}" if len(set(sides)) == 2 else ""
+        problems.append(f"they are for another image size; set it with --image-size{other}")
     if problems:
-        raise RunError(f"The tensors in {weights.path} do not match {network}: {'; '.join(problems)}.")
+        raise RunError(f"The tensors in {weights.path} do not match {name} at {size} px: {'; '.join(problems)}.")
     for part in filter(found.__contains__, expected):
         value = found[part]
         plain = value.layout == torch.strided and not (value.is_quantized or value.is_meta or value.is_complex())
