@@ -133,7 +133,8 @@ def compare(options: commands.CompareOptions) -> dict[str, Any]:
         found = compare_quality(options, progress)
     titles = {measure: title for measure, (title, _) in QUALITY.items()}
     rows = [[run.name, *map("{:.2f}".format, run.quality), _percent(run.knn_top1)] for run in found.runs]
-    out.print(text_table(["", *titles.values(), "kNN top-1"], rows, right=True))
+    shown = slice(len(titles) + 1 + any(run.knn_top1 is not None for run in found.runs))
+    out.print(text_table(["", *titles.values(), "kNN top-1"][shown], [row[shown] for row in rows], right=True))
     echo(f"{pluralize(found.images, 'image')}. Usually higher RankMe and LiDAR are better, and alpha-ReQ near 1.")
     for measure, title in titles.items():
         _print_best(found, measure, title)
