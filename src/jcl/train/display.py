@@ -173,7 +173,7 @@ def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_di
     parts = []
     filled, spread = figures.get("queue_filled"), figures.get("feature_std")
     accuracy = figures.get("contrastive_accuracy")
-    if filled is not None and filled < 1.0:
+    if filling := filled is not None and filled < 1.0:
         spread = accuracy = None  # they mean nothing yet
         parts.append(f"queue still filling ({filled:.0%} real keys, the loss is not comparable yet)")
     if "loss" in figures:
@@ -181,7 +181,8 @@ def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_di
         if loss is None:
             parts.append("the loss is not finite")
         else:
-            parts.append(f"loss {loss:.2f}, {'below' if loss < guess else 'above'} a uniform guess ({guess:.2f})")
+            judged = f", {'below' if loss < guess else 'above'} a uniform guess ({guess:.2f})"
+            parts.append(f"loss {loss:.2f}{'' if filling else judged}")
     if spread is not None:
         # Unit vectors spread evenly over the sphere have a standard deviation of 1/sqrt(d) in every coordinate.
         share = spread * math.sqrt(embedding_dim)
