@@ -52,4 +52,4 @@ def test_a_fall_below_the_weights_at_the_start_is_told():
         warning = baseline_warning("knn_top1", figures, "Train longer.")
         assert (warning is None) == (fell is None)
         if warning is not None:
-            assert ("fell from 60.0 % to 40.0 %" in warning) == fell != ("Train longer." in warning)
+            assert ("from 60.0 % to 40.0 % on 1,000 test images:" in warning) == fell != ("Train longer." in warning)

@@ -79,15 +79,14 @@ def baseline_warning(name: str, figures: Mapping[str, Any], advice: str = "") ->
     lost = [key for key in titles if figures.get(f"beats_{key.partition('_')[0]}") is False]
     if not lost:
         return None
-    own = estimate(figures[name], figures["test_images"])
+    own, images = estimate(figures[name], figures["test_images"]), pluralize(figures["test_images"], "test image")
     if start in lost and own.value < figures[start]:
         before = estimate(figures[start], figures["test_images"])
         verdict = "worse" if before.beats(own) else "no better"
-        fell = f"kNN top-1 fell from {before.value:.1f} % to {own.value:.1f} %"
+        fell = f"kNN top-1 fell from {before.value:.1f} % to {own.value:.1f} % on {images}"
         remedy = "Use a lower --lr or fewer --epochs, or keep the weights as they were"
         return f"{fell}: the features are {verdict} than at the start. {remedy}."
     title = {"knn_top1": "kNN", "linear_top1": "Linear"}.get(name, "Fine-tuned")
     others = join_words([f"{titles[key]} ({figures[key]:.1f} %)" for key in lost])
-    tested = f"{own.interval} on {pluralize(figures['test_images'], 'test image')}"
     text = f"{title} top-1 is {own.value:.1f} %, not clearly better than {others}"
-    return f"{text}: the 95 % interval is {tested}. {advice}".strip()
+    return f"{text}: the 95 % interval is {own.interval} on {images}. {advice}".strip()
