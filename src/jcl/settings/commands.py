@@ -1,7 +1,7 @@
 """Options of the commands; those of `jcl detect` are in `detection.py`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -291,7 +291,7 @@ class ImportOptions(ForceOptions):
 
 class ExportOptions(ForceOptions):
     weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
-    target: Target = option(..., "Library or format to write for.", "--to")
+    target: Target = option(..., f"{', '.join(get_args(Target))}.", "--to", metavar="FORMAT")
     out: Path = option(..., "File to write; for hub-folder a folder, for hf USER/NAME.", "-o", "--out")
     backbone: str | None = option(None, _BACKBONE)
 
