@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def library_errors(problem: str, advice: str = "") -> Iterator[None]:
     except RunError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        reason = textwrap.shorten(str(error).strip(" .\n"), 200, placeholder=" ...") or type(error).__name__
         raise RunError(f"{problem} ({reason}).{advice}") from None
     finally:
         log.setLevel(level)
