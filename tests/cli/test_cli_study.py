@@ -379,6 +379,8 @@ def test_a_difference_is_clear_if_almost_all_halves_of_the_images_agree():
     assert best is high and shares == {"low": 1.0, "same": 0.5}
     assert found.best("alpha_req")[0] is low  # the nearest to 1
     assert found.best("lidar") is None
+    few = replace(low, halves=[half._replace(alpha_req=math.nan) for half in low.halves])  # too few images in a half
+    assert replace(found, runs=[few, same, high]).best("alpha_req") is None
     assert [found.correlation(measure) for measure in Quality._fields] == [pytest.approx(0.5), pytest.approx(0.5), None]
     assert high.share_above(low, "lidar") == 0.5  # ties
     assert run("noise", [1.0000002]).share_above(run("one", [1.0]), "rankme") == 0.5

@@ -165,7 +165,8 @@ class Comparison:
     def best(self, measure: str) -> tuple[Compared, dict[str, float]] | None:
         """The best of several networks, and the share of the halves in which it is above each of the others."""
         known = [run for run in self.runs if is_number(run.quality.score(measure))]
-        if len(known) < 2 or self.images < MIN_IMAGES:
+        halves = [half.score(measure) for run in known for half in run.halves]  # NaN with too few images
+        if len(known) < 2 or self.images < MIN_IMAGES or not all(map(is_number, halves)):
             return None
         best = max(known, key=lambda run: run.quality.score(measure))
         return best, {run.name: best.share_above(run, measure) for run in known if run is not best}
