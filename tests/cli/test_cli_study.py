@@ -326,10 +326,11 @@ def test_compare_gives_what_training_recorded(call, runs):
     assert found["images"] == 34 and "Note" not in out and "kNN top-1" in out
 
 
-def test_compare_lists_no_accuracy_on_other_images(call, runs, tmp_path):
+@pytest.mark.parametrize("images", ["location: demo", "subset: imagenet100"])
+def test_compare_lists_no_accuracy_on_other_images(call, runs, tmp_path, images):
     shutil.copytree(runs["moco-v2"], tmp_path / "other")
     file = tmp_path / "other/settings.yaml"
-    file.write_text(re.sub("location: .*", "location: demo", file.read_text()))
+    file.write_text(re.sub(rf"{images.partition(' ')[0]} .*", images, file.read_text()))
     assert call("compare", runs["jcl"], tmp_path / "other", "--json", "found.json")[0] == 0
     found = json.loads(Path("found.json").read_text())
     assert "jcl_knn_top1" in found and "other_knn_top1" not in found and "other_rankme" in found

@@ -65,9 +65,8 @@ def open_networks(
     # The size at which images are decoded in training.
     sizes = {network.recipe.size for network, path in zip(networks, paths, strict=True) if path not in settings}
     canvas = max([own.data.canvas for own in settings.values()] + [canvas_side(size, 0.2) for size in sizes])
-    trained = [
-        path for path, run in settings.items() if own and not location and run.data.location == own.data.location
-    ]
+    images = own and not location and (own.data.location, own.data.subset)
+    trained = [path for path, run in settings.items() if (run.data.location, run.data.subset) == images]
     return Networks(paths, networks, source, canvas, notes, trained)
 
 
