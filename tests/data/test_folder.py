@@ -75,6 +75,17 @@ def test_test_split_without_class_folders_has_no_labels(tmp_path: Path):
     assert data.train.labels is not None and data.test is not None and data.test.labels is None
 
 
+def test_test_images_of_a_single_training_class_have_labels(tmp_path: Path):
+    for name in ("train/a", "train/b", "val/b"):
+        write_images(tmp_path / name, 2)
+    data = open_folder(tmp_path)
+    assert data.test is not None and data.test.labels is not None
+    assert data.test.class_names == ("a", "b") and data.test.labels.tolist() == [1, 1]
+    write_images(tmp_path / "train", 1)  # now there are no training classes
+    test = open_folder(tmp_path).test
+    assert test is not None and test.labels is None
+
+
 @pytest.mark.parametrize("place", ["train", "train/c"])
 def test_test_split_keeps_its_labels_beside_training_images_without(tmp_path: Path, place: str):
     """An image beside the class folders to train on, or no class folders there at all, says nothing of the others."""

@@ -97,7 +97,7 @@ def open_folder(root: Path, classes: Sequence[str] | None = None, *, strict: boo
     if not len(listing.files):  # pre-training needs no test images
         why = f"{_explain_empty(test_root, listing)}. {NO_TEST_IMAGES}"
         return ImageData(root.name, train, why_untested=why, unused=unused)
-    test_classes = _class_names(listing.files)
+    test_classes = _class_names(listing.files, class_names)
     if test_classes is not None:  # the training classes keep their labels
         test_classes = tuple(dict.fromkeys((class_names or ()) + test_classes))
     return ImageData(root.name, train, FolderImages(test_root, listing, test_classes), unused=unused)
@@ -189,6 +189,7 @@ def _class_of(name: str) -> str:
     return folder if slash else ""
 
 
-def _class_names(files: Sequence[str]) -> tuple[str, ...] | None:
+def _class_names(files: Sequence[str], known: Sequence[str] | None = None) -> tuple[str, ...] | None:
+    """The folders, if there are several or one is a known class, and no image is outside of them."""
     names = {_class_of(name) for name in files}
-    return tuple(sorted(names)) if len(names) > 1 and "" not in names else None
+    return tuple(sorted(names)) if (len(names) > 1 or names & set(known or ())) and "" not in names else None
