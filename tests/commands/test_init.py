@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 import jcl
 from jcl.commands.run import Run
 from jcl.core.encoder import OWN_BACKBONES, build_backbone
-from jcl.errors import JclError, RunError, SettingsError
+from jcl.errors import Interrupted, JclError, RunError, SettingsError
 from jcl.export.loading import initial_facts, initial_tensors, read_initial
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
@@ -87,6 +88,19 @@ def test_a_run_continues_from_a_run_and_says_what_it_loaded(call, npz, tmp_path,
     assert "weights at the start" in err and "untrained" not in err
     page = (run.path / "report.html").read_text()
     assert "weights at the start" in page and "untrained network" not in page
+
+
+def test_an_accuracy_during_training_is_not_that_of_the_weights_at_the_start(npz, tmp_path, pretrained, monkeypatch):
+    """The first line of kNN may be missing, for example if the test images could not be read at first."""
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(patch, 4, signal.SIGTERM)
+        jcl.pretrain(tiny_settings(npz, model__init=str(pretrained)), tmp_path / "run", console=QUIET)
+    file = tmp_path / "run/metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if '"knn"' not in line))
+    run = jcl.resume(tmp_path / "run", console=QUIET)
+    found = [line for line in run.metrics if line["kind"] == "knn"]
+    assert found and not any("start_knn_top1" in line for line in [*found, run.summary])
 
 
 class TiedNetwork(torch.nn.Module):

@@ -106,8 +106,9 @@ class PretrainTask(TrainingTask):
                 title = {"knn": "kNN", "quality": "RankMe"}.get(kind, kind)
                 trainer.display.warn(f"{title} is skipped from now on: {problem or 'another rank cannot measure it.'}")
             else:
-                if kind == "knn" and self.settings.model.init:  # next to every result: that of the weights at the start
-                    figures["start_knn_top1"] = trainer.record.first.get("knn", figures)["knn_top1"]
+                first = trainer.record.first.get(kind, {"step": step} | figures)
+                if kind == "knn" and self.settings.model.init and first["step"] == 0:  # the weights at the start
+                    figures["start_knn_top1"] = first["knn_top1"]
                 trainer.display.show(trainer.record.write(kind, step, self.epoch_at(step), figures))
         if "knn" not in self.evaluate:
             trainer.display.report(step)
