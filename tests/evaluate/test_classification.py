@@ -54,6 +54,12 @@ def test_amounts_that_make_no_sense_are_a_sentence(text):
         label_amount(text)
 
 
+def test_test_images_without_labels_are_refused_before_training():
+    train = ArrayImages(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(DataError, match="No test image has a label"):
+        classification_task(ImageData("some", train, ArrayImages(train.pixels, torch.full((4,), -1))))
+
+
 def test_the_seed_decides_and_less_is_part_of_more():
     ten = label_subset(LABELS, "10%", seed=0)
     assert torch.equal(ten, label_subset(LABELS, "10%", seed=0))

@@ -47,6 +47,8 @@ def classification_task(data: ImageData) -> ClassificationTask:
     train, test = train_and_test(data)
     assert train.labels is not None
     classes = torch.unique(train.labels)
+    if test.labels is None or not bool((test.labels >= 0).any()):
+        raise DataError("No test image has a label, so accuracy cannot be measured.")
     if len(classes) < 2:
         found = f"{pluralize(len(train), 'image')} of {len(classes)} ({data.train.description})"
         raise DataError(f"A classifier needs labeled images of at least two classes, but got {found}.")
