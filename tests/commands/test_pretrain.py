@@ -237,12 +237,14 @@ def test_a_run_that_is_all_warm_up_or_trains_only_its_head_says_so(tmp_path, nam
     assert ("warning" in heard.file.getvalue()) == told
 
 
-def test_where_rankme_fails_the_value_of_an_earlier_epoch_is_not_repeated(image_folder, tmp_path, monkeypatch):
+def test_where_evaluations_fail_the_values_of_an_earlier_epoch_are_not_repeated(image_folder, tmp_path, monkeypatch):
     said = Console(file=io.StringIO(), width=500)
     at_steps(monkeypatch, {4: lambda: shutil.rmtree(image_folder)})  # training has the images in memory by then
     run = pretrain(tiny_settings(image_folder), tmp_path / "run", console=said)
     assert run.summary["steps"] == 9
     assert said.file.getvalue().count("skipped from now on") == 2 and said.file.getvalue().count("RankMe") == 1
+    assert not {"knn_top1", "rankme", "beats_chance"} & run.summary.keys()
+    assert not (run.path / "classes.json").exists()
 
 
 def test_labels_without_a_test_set_are_split(tmp_path):

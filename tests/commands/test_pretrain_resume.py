@@ -104,6 +104,19 @@ def test_a_run_whose_newest_checkpoint_is_torn(npz, unbroken, tmp_path, monkeypa
     assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
 
 
+def test_a_run_stopped_before_its_results_are_written_has_the_accuracy_of_each_class(
+    npz, unbroken, tmp_path, monkeypatch
+):
+    def crash(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr("jcl.commands.train_run.save_backbone", crash)
+        pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
+    assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
+    assert (tmp_path / "run/classes.json").read_bytes() == (unbroken.path / "classes.json").read_bytes()
+
+
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
     return write_image_folder(tmp_path_factory.mktemp("images") / "photos")

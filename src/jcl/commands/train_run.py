@@ -18,7 +18,7 @@ from jcl.data.shards.fetch import without_secrets
 from jcl.data.source import class_name, fingerprint
 from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
-from jcl.errors import Interrupted, OutOfMemory, RunError, first_line, memory_problem
+from jcl.errors import DataError, Interrupted, OutOfMemory, RunError, first_line, memory_problem
 from jcl.evaluate.baselines import baseline_warning, compare_online
 from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.export import backbone_info, save_backbone
@@ -92,7 +92,7 @@ class RunTraining:
     def _train(
         self, folder: RunFolder, progress: Progress, label: str, tracker: Tracker | None, resumed: bool
     ) -> tuple[Trainer, KnnResult | None]:
-        """Train to the last epoch; returns the trainer and the last kNN, if it was measured."""
+        """Train to the last epoch; returns the trainer and the kNN after the last step, if it was measured."""
         settings, context, record = self.settings, self.context, self.settings.record
         ranks = context.ranks
         describe = partial(health, queue_size=settings.method.queue_size, embedding_dim=settings.model.embedding_dim)
@@ -123,7 +123,11 @@ class RunTraining:
             self.loader.close()
             if ranks.first and folder.checkpoints.exists():  # otherwise unusable data has left nothing behind
                 folder.list_skipped(unreadable | self.loader.skipped, context.log, overwrite=not resumed)
-        return trainer, measured[-1] if measured else None
+        last = trainer.record.newest.get("knn", {}).get("step") == progress.step
+        if knn is not None and not measured and ranks.any(last):  # resumed after the last evaluation
+            with contextlib.suppress(DataError):
+                knn()
+        return trainer, measured[-1] if measured and last else None
 
     def _write_results(self, folder: RunFolder, trainer: Trainer, knn: KnnResult | None, peak_memory: int) -> None:
         """Write the backbone, the accuracy of each class and the summary, on the first rank."""
@@ -148,7 +152,7 @@ class RunTraining:
     def _write_summary(self, folder: RunFolder, trainer: Trainer, peak_memory: int) -> dict[str, Any]:
         settings, record, progress = self.settings, trainer.record, trainer.progress
         train, *measured = (record.newest.get(kind, {}) for kind in ("train", "quality", "knn"))
-        quality, knn = (line if line.get("step") else {} for line in measured)  # not of the untrained network
+        quality, knn = (line if line.get("step") == progress.step else {} for line in measured)  # of the last step
         summary: dict[str, Any] = {
             "method": settings.method.name,
             "data": settings.data.location,
