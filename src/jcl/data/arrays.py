@@ -45,11 +45,10 @@ def open_npz(file: Path, channels: int | None) -> ImageData:
 
 
 def _split(file: Path, content: NpzFile, split: str, channels: int | None) -> ArrayImages:
-    pixels = _pixels(_array(file, content, f"x_{split}"), f"x_{split} in {file}", channels)
-    labels = None
-    if f"y_{split}" in content.files:
-        labels = _labels(_array(file, content, f"y_{split}"), f"y_{split} in {file}")
-    return ArrayImages(pixels, labels, None, f"x_{split} in {file}")
+    x, y = f"x_{split}", f"y_{split}"
+    pixels = _pixels(_array(file, content, x), f"{x} in {file}", channels)
+    labels = _labels(_array(file, content, y), f"{y} in {file}") if y in content.files else None
+    return ArrayImages(pixels, labels, None, f"{x} in {file}")
 
 
 def _array(file: Path, content: NpzFile, name: str) -> NDArray[np.generic]:

@@ -111,11 +111,10 @@ def online_knn(
         workers=settings.data.workers,
     )
 
+    evaluate = partial(evaluate_knn, data, features, k=[record.knn_k], temperature=[record.knn_temperature])
+
     def measure() -> dict[str, float]:
-        k, temperature = [record.knn_k], [record.knn_temperature]
-        (result,) = evaluate_knn(
-            data, features, k=k, temperature=temperature, device=device, ranks=ranks, skipped=skipped
-        )
+        (result,) = evaluate(device=device, ranks=ranks, skipped=skipped)
         keep(result)
         return {
             "knn_top1": result.top1,

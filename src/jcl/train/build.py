@@ -27,9 +27,8 @@ def build_learner(
     settings: ResolvedSettings, device: torch.device, ranks: Ranks = ALONE
 ) -> tuple[ContrastiveLearner, int]:
     """The learner, initialized from the seed, and the width of its features."""
-    method, model, train = settings.method, settings.model, settings.train
+    method, model, train, views = settings.method, settings.model, settings.train, settings.views
     torch.manual_seed(train.seed)
-    views = settings.views
     local_size = views.local_size if method.num_local_queries else None
     backbone, width = build_backbone(
         model.backbone,
