@@ -40,11 +40,8 @@ class ProbeGrid:
 
     def edges(self, cell: tuple[float, float]) -> tuple[str, ...]:
         """The edges of the grid that a cell lies on; there may be a better one beyond them."""
-        found = []
-        for name, value, values in (
-            ("learning rate", cell[0], self.learning_rates),
-            ("weight decay", cell[1], self.weight_decays),
-        ):
+        found, axes = [], (self.learning_rates, self.weight_decays)
+        for name, value, values in zip(("learning rate", "weight decay"), cell, axes, strict=True):
             if min(values) < value == max(values):
                 found.append(f"highest {name}")
             if max(values) > value == min(values) > 0:
