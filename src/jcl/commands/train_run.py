@@ -124,7 +124,7 @@ class RunTraining:
             if ranks.first and folder.checkpoints.exists():  # otherwise unusable data has left nothing behind
                 folder.list_skipped(unreadable | self.loader.skipped, context.log, overwrite=not resumed)
         last = trainer.record.newest.get("knn", {}).get("step") == progress.step
-        if knn is not None and not measured and ranks.any(last):  # resumed after the last evaluation
+        if knn is not None and ranks.any(last and not measured):  # resumed after the last evaluation
             with contextlib.suppress(DataError):
                 knn()
         return trainer, measured[-1] if measured and last else None
