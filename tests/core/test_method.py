@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.core.method import ContrastiveLearner, StepFigures
+from jcl.core.method import ContrastiveLearner, StepMetrics
 from jcl.core.registry import METHODS
 from jcl.random import KEY_SHUFFLE, permutation
 
@@ -332,17 +332,17 @@ def test_figures_of_a_step_are_those_of_plain_loops():
     closest = [max(float(q @ negative) for negative in negatives) for q in query]
     found_first = [fmean(own) > negative for own, negative in zip(similarities, closest, strict=True)]
     assert 0 < sum(found_first) < IMAGES  # or it would say little
-    figures = StepFigures(*result.figures().tolist())
-    assert figures.loss == float(result.loss)
-    assert figures.contrastive_accuracy == pytest.approx(fmean(found_first))
-    assert figures.positive_similarity == pytest.approx(fmean(fmean(own) for own in similarities))
-    assert figures.key_variance == pytest.approx(fmean(pvariance(own) for own in similarities))
+    metrics = StepMetrics(*result.metrics().tolist())
+    assert metrics.loss == float(result.loss)
+    assert metrics.contrastive_accuracy == pytest.approx(fmean(found_first))
+    assert metrics.positive_similarity == pytest.approx(fmean(fmean(own) for own in similarities))
+    assert metrics.key_variance == pytest.approx(fmean(pvariance(own) for own in similarities))
     negative = [sum(math.exp(float(q @ n) / TEMPERATURE) for n in negatives) for q in query]
     scaled = [[value / TEMPERATURE for value in own] for own in similarities]
     positive = [math.exp(fmean(own) + SCALE / 2 * pvariance(own)) for own in scaled]
-    assert figures.positive_share == pytest.approx(fmean(p / (p + n) for p, n in zip(positive, negative, strict=True)))
-    assert figures.feature_std == pytest.approx(fmean(stdev(column) for column in query.T.tolist()))
-    assert result.loss.requires_grad and not result.figures().requires_grad
+    assert metrics.positive_share == pytest.approx(fmean(p / (p + n) for p, n in zip(positive, negative, strict=True)))
+    assert metrics.feature_std == pytest.approx(fmean(stdev(column) for column in query.T.tolist()))
+    assert result.loss.requires_grad and not result.metrics().requires_grad
 
 
 def test_metrics_of_a_step_are_float32_under_autocast():

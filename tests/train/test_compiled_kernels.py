@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
-from jcl.core.method import ContrastiveLearner, StepFigures
+from jcl.core.method import ContrastiveLearner, StepMetrics
 from jcl.data import ImageBatch
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
@@ -119,5 +119,5 @@ def test_encoding_side_by_side_does_not_change_a_step(recorded, monkeypatch):
     assert found.isfinite().all()
     monkeypatch.setattr(ContrastiveLearner, "_side_device", None)
     tolerance = torch.full_like(found[0], 1e-4)
-    tolerance[StepFigures._fields.index("contrastive_accuracy")] = 0.01  # a few queries
+    tolerance[StepMetrics._fields.index("contrastive_accuracy")] = 0.01  # a few queries
     assert ((found - train()).abs() <= tolerance * (1 + found.abs())).all()

@@ -15,7 +15,7 @@ from torch import Tensor
 from jcl.commands.inputs import data_facts, open_run_data
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
-from jcl.core.method import StepFigures
+from jcl.core.method import StepMetrics
 from jcl.core.registry import METHODS
 from jcl.data import ImageBatch
 from jcl.errors import Interrupted, RunError
@@ -84,8 +84,8 @@ def test_nothing_of_a_bad_step_is_left(npz, bad, device):
     step, other = build(npz, device, train__on_nan="skip"), build(npz, device, train__on_nan="skip")
     for number in range(2 if device == "cpu" else 8):
         before = state(step)
-        figures = step(batch(100 + number, device), number, **bad).clone()
-        assert figures.tolist() == [0.0] * len(StepFigures._fields) + [1.0]
+        metrics = step(batch(100 + number, device), number, **bad).clone()
+        assert metrics.tolist() == [0.0] * len(StepMetrics._fields) + [1.0]
         if number:
             assert differing(state(step), before) == []
         step(batch(100 + number, device), number, **bad)

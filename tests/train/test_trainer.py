@@ -58,7 +58,7 @@ class Regression(TrainingTask):
             raise DataError("x.png cannot be read.")
         return loss.detach()[None]
 
-    def figures(self, progress):
+    def metrics(self, progress):
         return {"loss": float(progress.window[0] / progress.window_steps)}
 
     def between_epochs(self, trainer):

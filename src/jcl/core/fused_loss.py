@@ -21,7 +21,7 @@ _LOWEST = tl.constexpr(-1e30)  # below every similarity
 
 @triton.jit
 def _contrast(
-    query, keys, logits, scale, gradient, figures, width, count, negatives, temperature,
+    query, keys, logits, scale, gradient, metrics, width, count, negatives, temperature,
     JOINT: tl.constexpr, GRADIENT: tl.constexpr, M: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Loss and metrics of one query; its row of `logits` becomes the gradient with respect to them."""
@@ -72,12 +72,12 @@ def _contrast(
             logit = tl.load(logits + start + block, mask=column_mask, other=_LOWEST) / temperature
             softmax = tl.exp(logit - log_sum) * repulsion / (temperature * rows)
             tl.store(logits + start + block, softmax, mask=column_mask)
-    figures += row
-    tl.store(figures, loss)
-    tl.store(figures + rows, (mean / temperature > top).to(tl.float32))
-    tl.store(figures + 2 * rows, mean)
-    tl.store(figures + 3 * rows, variance)
-    tl.store(figures + 4 * rows, share)
+    metrics += row
+    tl.store(metrics, loss)
+    tl.store(metrics + rows, (mean / temperature > top).to(tl.float32))
+    tl.store(metrics + 2 * rows, mean)
+    tl.store(metrics + 3 * rows, variance)
+    tl.store(metrics + 4 * rows, share)
 
 
 @triton.jit
@@ -94,15 +94,15 @@ class _Contrast(torch.autograd.Function):
         query, keys = query.contiguous(), keys.contiguous()
         (rows, count, width), differentiable = keys.shape, ctx.needs_input_grad[0]
         logits = query @ negatives.T
-        gradient, figures = torch.empty_like(query), query.new_empty(5, rows)
+        gradient, metrics = torch.empty_like(query), query.new_empty(5, rows)
         _contrast[(rows,)](
-            query, keys, logits, scale, gradient, figures, width, count, len(negatives), temperature,
+            query, keys, logits, scale, gradient, metrics, width, count, len(negatives), temperature,
             JOINT=scale is not None, GRADIENT=differentiable, M=triton.next_power_of_2(count),
             D=triton.next_power_of_2(width), BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
         if differentiable:
             ctx.save_for_backward(gradient.addmm_(logits, negatives))
-        means = figures.mean(dim=1)
+        means = metrics.mean(dim=1)
         loss, others = means[0].clone(), means[1:]
         ctx.mark_non_differentiable(others)
         return loss, others

@@ -38,7 +38,7 @@ from jcl.random import KEY_SHUFFLE, permutation
 ViewFunction = Callable[..., Tensor]
 
 
-class StepFigures(NamedTuple):
+class StepMetrics(NamedTuple):
     """Metrics of a step over the whole batch."""
 
     loss: float
@@ -71,8 +71,8 @@ class StepResult(NamedTuple):
         return cls._make([*averages, torch.cat(feature_mean), torch.cat(feature_variance), sum(queries)])
 
     @torch.no_grad()
-    def figures(self, ranks: Ranks = ALONE) -> Tensor:
-        """The values of `StepFigures` over all ranks, as one tensor, with one collective operation."""
+    def metrics(self, ranks: Ranks = ALONE) -> Tensor:
+        """The values of `StepMetrics` over all ranks, as one tensor, with one collective operation."""
         means = [self.loss, self.contrastive_accuracy, self.positive_similarity, self.key_variance, self.positive_share]
         features = torch.cat([self.feature_mean, self.feature_mean.square(), self.feature_variance], dim=1).mean(0)
         shared = ranks.average(torch.cat([torch.stack(means), features]))

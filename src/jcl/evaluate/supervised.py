@@ -155,7 +155,7 @@ class ClassifierTask(TrainingTask):
         self.optimizer.step()
         return torch.stack([loss.detach(), (logits.detach().argmax(1) == targets).float().mean()])
 
-    def figures(self, progress: Progress) -> dict[str, float]:
+    def metrics(self, progress: Progress) -> dict[str, float]:
         loss, accuracy = (progress.window / progress.window_steps).tolist()
         return {"loss": loss, "train_top1": 100 * accuracy}
 

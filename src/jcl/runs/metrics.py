@@ -24,9 +24,9 @@ class MetricsLog:
         self.first: dict[str, dict[str, Any]] = {}
         self.newest: dict[str, dict[str, Any]] = {}
 
-    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
-        """Add a line; figures that are not finite become null, since JSON has no such number."""
-        finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+    def write(self, kind: str, step: int, epoch: float, metrics: dict[str, float]) -> dict[str, Any]:
+        """Add a line; metrics that are not finite become null, since JSON has no such number."""
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **finite}
         self.first.setdefault(kind, line)
         self.newest[kind] = line
@@ -73,12 +73,12 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
         self._trackers: list[Tracker] = [TensorBoard(folder, resumed_at, warn)] if tensorboard else []
         self._trackers += [tracker] if tracker else []
 
-    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
-        line = super().write(kind, step, epoch, figures)
+    def write(self, kind: str, step: int, epoch: float, metrics: dict[str, float]) -> dict[str, Any]:
+        line = super().write(kind, step, epoch, metrics)
         self._pending.append(json.dumps(line) + "\n")
         self._write_pending()
         for tracker in self._trackers:
-            tracker.write(kind, step, epoch, figures)
+            tracker.write(kind, step, epoch, metrics)
         return line
 
     def __exit__(self, *exception: object) -> None:
@@ -127,5 +127,5 @@ def _is_valid(line: Any) -> bool:
     """Whether it has a kind, a step and an epoch, and otherwise only numbers and nulls."""
     if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
         return False
-    figures = [value for name, value in line.items() if name != "kind" and value is not None]
-    return all(map(is_number, [line.get("step"), line.get("epoch"), *figures]))
+    metrics = [value for name, value in line.items() if name != "kind" and value is not None]
+    return all(map(is_number, [line.get("step"), line.get("epoch"), *metrics]))

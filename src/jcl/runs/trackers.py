@@ -1,4 +1,4 @@
-"""Experiment trackers: the figures of `metrics.jsonl`, the settings and the page of a run, by their own libraries."""
+"""Experiment trackers: the metrics of `metrics.jsonl`, the settings and the page of a run, by their own libraries."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Tracker(contextlib.AbstractContextManager["Tracker"]):
     warn: Callable[[str], None]
     _failed = False
 
-    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> None:
-        finite = {f"{kind}/{name}": value for name, value in figures.items() if math.isfinite(value)}
+    def write(self, kind: str, step: int, epoch: float, metrics: dict[str, float]) -> None:
+        finite = {f"{kind}/{name}": value for name, value in metrics.items() if math.isfinite(value)}
         self._try(lambda: self._log(step, finite | {"epoch": epoch}))
 
     def add_page(self, page: Path) -> None:
@@ -67,10 +67,10 @@ class Tracker(contextlib.AbstractContextManager["Tracker"]):
         except Exception as error:
             self._failed = True
             reason = f"{self.name} has failed: {first_line(error)}."
-            self.warn(f"{reason} Training continues without it; metrics.jsonl has all figures.")
+            self.warn(f"{reason} Training continues without it; metrics.jsonl is complete.")
 
     @abstractmethod
-    def _log(self, step: int, figures: dict[str, float]) -> None: ...
+    def _log(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def _add_page(self, page: Path) -> None: ...
 
@@ -89,12 +89,12 @@ class TensorBoard(Tracker):
         start = Event(step=resumed_at + 1, session_log=SessionLog(status=SessionLog.START), wall_time=time.time())
         self._waiting = [Event(file_version="brain.Event:2", wall_time=time.time()), start]
 
-    def _log(self, step: int, figures: dict[str, float]) -> None:
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._waiting.append(Event(step=step, summary=Summary(value=values), wall_time=time.time()))
         refuse_links(self._file.parent)
         make_folder(self._file.parent, parents=False)
@@ -120,8 +120,8 @@ class _Wandb(Tracker):
         # The library's own step cannot go back, but a resumed run repeats those since its checkpoint.
         self._run.define_metric("*", step_metric="step")
 
-    def _log(self, step: int, figures: dict[str, float]) -> None:
-        self._run.log(figures | {"step": step})
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
+        self._run.log(metrics | {"step": step})
 
     def _add_page(self, page: Path) -> None:
         import wandb
@@ -133,7 +133,7 @@ class _Wandb(Tracker):
 
 
 class _Mlflow(Tracker):
-    """MLflow chooses its ids itself; a tag has ours. Figures are sent in the background, one line at a time."""
+    """MLflow chooses its ids itself; a tag has ours. Metrics are sent in the background, one line at a time."""
 
     def __init__(self, folder: Path, run_id: str, settings: Settings) -> None:
         from mlflow import MlflowClient
@@ -152,12 +152,12 @@ class _Mlflow(Tracker):
         params = values_of(settings, setting_names())
         self._client.log_batch(self._id, params=[Param(name, str(value)) for name, value in params.items()])
 
-    def _log(self, step: int, figures: dict[str, float]) -> None:
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
         self._wait()
-        metrics = [Metric(name, value, int(1000 * time.time()), step) for name, value in figures.items()]
-        self._sent = self._client.log_batch(self._id, metrics, synchronous=False)
+        batch = [Metric(name, value, int(1000 * time.time()), step) for name, value in metrics.items()]
+        self._sent = self._client.log_batch(self._id, batch, synchronous=False)
 
     def _add_page(self, page: Path) -> None:
         self._client.log_artifact(self._id, str(page))
@@ -183,9 +183,9 @@ class _Trackio(Tracker):
         name, config = f"{folder.name}-{run_id}", settings.model_dump(mode="json")
         self._run = trackio.init(_PROJECT, name, config=config, resume="allow", embed=False)
 
-    def _log(self, step: int, figures: dict[str, float]) -> None:
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
         self._step = step
-        self._run.log(figures, step=step)
+        self._run.log(metrics, step=step)
 
     def _add_page(self, page: Path) -> None:
         import trackio

@@ -28,7 +28,7 @@ def format_speed(images_per_second: float) -> str:
 
 
 class Display:
-    """Shows step, figures, speed and time left for the duration of a `with` block.
+    """Shows step, metrics, speed and time left for the duration of a `with` block.
 
     `describe` summarizes the newest metrics for log lines; `faster_options` names options that make a long training
     shorter. A task of one epoch (detection) is shown by its steps.
@@ -38,18 +38,18 @@ class Display:
         self,
         console: Console,
         label: str,
-        describe: Callable[[Mapping[str, Any]], str] = lambda figures: f"loss {figures['loss']:.3f}",
+        describe: Callable[[Mapping[str, Any]], str] = lambda metrics: f"loss {metrics['loss']:.3f}",
         faster_options: Callable[[], str] = lambda: "",
     ) -> None:
         self.console, self.label = console, label
         self.newest: dict[str, Any] = {}
         self._describe, self._faster_options = describe, faster_options
         self._started = self._last_line = time.monotonic()
-        self._beside, self._stopping = {"figures": ""}, False  # text beside the bar
+        self._beside, self._stopping = {"metrics": ""}, False  # text beside the bar
         self._bar = Progress(  # on one line, in terminals only; in a narrow terminal the bar shrinks first
             TextColumn("{task.description}"),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
-            TextColumn("{task.fields[beside][figures]}", table_column=Column(no_wrap=True), markup=False),
+            TextColumn("{task.fields[beside][metrics]}", table_column=Column(no_wrap=True), markup=False),
             TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
             console=console,
             transient=True,
@@ -95,7 +95,7 @@ class Display:
         self.newest.update(line)
         if self.newest.get("loss") is not None and not self._stopping:
             speed = format_speed(self.newest["images_per_second"])
-            self._beside["figures"] = f"loss {self.newest['loss']:.3f}  {speed}"
+            self._beside["metrics"] = f"loss {self.newest['loss']:.3f}  {speed}"
         if line["kind"] == "knn":
             self._print(line["step"], self._describe_knn(line))
         elif line["kind"] == "train" and self._line_due():
@@ -129,7 +129,7 @@ class Display:
     def stopping(self) -> None:
         """Show that a stop was requested, since the current step may take long; safe in a signal handler."""
         self._stopping = True
-        self._beside["figures"] = "stopping; press Ctrl-C again to stop at once"
+        self._beside["metrics"] = "stopping; press Ctrl-C again to stop at once"
 
     def seconds_left(self, step: int) -> float | None:
         """The estimated duration of the steps after `step`, once enough steps have been timed."""
@@ -168,16 +168,16 @@ class Display:
         print_line(self.console, f"{self.label}{epoch}: {text}")
 
 
-def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_dim: int) -> str:
-    """One line on the state of training, from its newest figures."""
+def health(metrics: Mapping[str, float | None], *, queue_size: int, embedding_dim: int) -> str:
+    """One line on the state of training, from its newest metrics."""
     parts = []
-    filled, spread = figures.get("queue_filled"), figures.get("feature_std")
-    accuracy = figures.get("contrastive_accuracy")
+    filled, spread = metrics.get("queue_filled"), metrics.get("feature_std")
+    accuracy = metrics.get("contrastive_accuracy")
     if filling := filled is not None and filled < 1.0:
         spread = accuracy = None  # they mean nothing yet
         parts.append(f"queue still filling ({filled:.0%} real keys, the loss is not comparable yet)")
-    if "loss" in figures:
-        loss, guess = figures["loss"], uniform_guess_loss(queue_size)
+    if "loss" in metrics:
+        loss, guess = metrics["loss"], uniform_guess_loss(queue_size)
         if loss is None:
             parts.append("the loss is not finite")
         else:
@@ -195,7 +195,7 @@ def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_di
             parts.append(f"features well spread ({share:.0%})")
     if accuracy is not None:
         parts.append(f"contrastive accuracy {accuracy:.0f} %")
-    if skipped := figures.get("skipped_steps"):
+    if skipped := metrics.get("skipped_steps"):
         parts.append(f"{pluralize(int(skipped), 'step')} skipped so far because the loss was not finite")
     return "; ".join(parts)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from jcl.console import pluralize
-from jcl.core.method import StepFigures
+from jcl.core.method import StepMetrics
 from jcl.data import BatchLoader, ImageBatch
 from jcl.errors import DataError
 from jcl.runs.checkpoint import Progress
@@ -47,19 +47,19 @@ class PretrainTask(TrainingTask):
         share = backbone_share(self.settings.train, step, self.steps_per_epoch)
         return self.training_step(batch, step, lr, self._scale, momentum, share)
 
-    def figures(self, progress: Progress) -> dict[str, float]:
-        count = len(StepFigures._fields)
+    def metrics(self, progress: Progress) -> dict[str, float]:
+        count = len(StepMetrics._fields)
         skipped = int(progress.window[count:].sum())  # empty unless `train.on_nan` is skip
-        means = StepFigures(*(progress.window[:count] / (progress.window_steps - skipped)).tolist())
+        means = StepMetrics(*(progress.window[:count] / (progress.window_steps - skipped)).tolist())
         progress.skipped_steps += skipped
-        figures = means._asdict() | {
+        metrics = means._asdict() | {
             "contrastive_accuracy": 100.0 * means.contrastive_accuracy,
             "queue_filled": float(self.training_step.learner.queue.filled()),
             "covariance_scale": self._scale,
         }
         if self.settings.train.on_nan == "skip":
-            figures["skipped_steps"] = progress.skipped_steps
-        return figures
+            metrics["skipped_steps"] = progress.skipped_steps
+        return metrics
 
     def problem(self) -> str | None:
         if self.training_step.skipped_in_a_row() < MAX_SKIPPED_IN_A_ROW:
@@ -95,9 +95,9 @@ class PretrainTask(TrainingTask):
             measured = trainer.record.newest.get(kind, {}).get("step") == step  # if training stopped right after it
             if trainer.ranks.any(trainer.ranks.first and measured):
                 continue
-            figures, problem = {}, ""
+            metrics, problem = {}, ""
             try:
-                figures = evaluate()
+                metrics = evaluate()
             except DataError as error:
                 problem = str(error)
             if trainer.ranks.any(bool(problem)):  # training itself does not need it
@@ -106,10 +106,10 @@ class PretrainTask(TrainingTask):
                 title = {"knn": "kNN", "quality": "RankMe"}.get(kind, kind)
                 trainer.display.warn(f"{title} is skipped from now on: {problem or 'another rank cannot measure it.'}")
             else:
-                first = trainer.record.first.get(kind, {"step": step} | figures)
+                first = trainer.record.first.get(kind, {"step": step} | metrics)
                 if kind == "knn" and self.settings.model.init and first["step"] == 0:  # the weights at the start
-                    figures["start_knn_top1"] = first["knn_top1"]
-                trainer.display.show(trainer.record.write(kind, step, self.epoch_at(step), figures))
+                    metrics["start_knn_top1"] = first["knn_top1"]
+                trainer.display.show(trainer.record.write(kind, step, self.epoch_at(step), metrics))
         if "knn" not in self.evaluate:
             trainer.display.report(step)
         trainer.clock.restart()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from jcl.core.method import ContrastiveLearner, StepFigures
+from jcl.core.method import ContrastiveLearner, StepMetrics
 from jcl.data import ImageBatch
 from jcl.distributed.device import autocast
 from jcl.distributed.group import GradientBuffer, Ranks, average_statistics
@@ -78,7 +78,7 @@ def view_function(recipe: ViewRecipe, seed: int, options: StepOptions) -> MakeVi
 
 
 class TrainingStep:
-    """Trains a learner by one batch per call. The figures of a step stay on the device."""
+    """Trains a learner by one batch per call. The metrics of a step stay on the device."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class TrainingStep:
         self.lrs = [torch.zeros((), device=options.device) for _ in optimizer.param_groups] if options.recorded else []
         self.batch: ImageBatch | None = None
         self.guard: NonFiniteGuard | None = None
-        self.figures = torch.zeros(len(StepFigures._fields) + options.skip_nonfinite, device=options.device)
+        self.metrics = torch.zeros(len(StepMetrics._fields) + options.skip_nonfinite, device=options.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.done = 0
         learner.train()
@@ -120,11 +120,11 @@ class TrainingStep:
         key_momentum: float | None = None,
         backbone_share: float = 1.0,
     ) -> Tensor:
-        """Do step number `step` and return its figures, in the order of `StepFigures`.
+        """Do step number `step` and return its metrics, in the order of `StepMetrics`.
 
         A `key_momentum` that changes from step to step is given from the first step on. The optimizer's groups
         use `lr` times their `lr_scale`, and those of the backbone `backbone_share` of that.
-        With `skip_nonfinite` a last figure is 1 if the step was undone (its other figures are 0), else 0.
+        With `skip_nonfinite` a last metric is 1 if the step was undone (its other metrics are 0), else 0.
         """
         self.step.fill_(step)
         self.scale.fill_(covariance_scale)
@@ -142,7 +142,7 @@ class TrainingStep:
                     self.graph = self._record()
                 self.graph.replay()
         self.done += 1
-        return self.figures
+        return self.metrics
 
     def _run(self) -> None:
         assert self.batch is not None
@@ -161,11 +161,11 @@ class TrainingStep:
         if self.options.clip_grad:
             nn.utils.clip_grad_norm_(self.learner.query_encoder.parameters(), self.options.clip_grad)
         self.optimizer.step()
-        figures = result.figures(self.ranks)
+        metrics = result.metrics(self.ranks)
         if self.guard is not None:
             skipped = self.guard.undo_if_nonfinite(result.loss)
-            figures = torch.cat([torch.where(skipped > 0, 0.0, figures), skipped[None]])
-        self.figures.copy_(figures)
+            metrics = torch.cat([torch.where(skipped > 0, 0.0, metrics), skipped[None]])
+        self.metrics.copy_(metrics)
 
     def _views(self, rows: Tensor, numbers: Tensor, local: bool = False) -> Tensor:
         """Views `numbers` of the images `rows` of the batch; the learner asks for them."""

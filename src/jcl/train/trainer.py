@@ -52,7 +52,7 @@ class TrainingTask(ABC):
         """Do one optimization step; return its metrics on the device, the loss first. Must not synchronize."""
 
     @abstractmethod
-    def figures(self, progress: Progress) -> dict[str, float]:
+    def metrics(self, progress: Progress) -> dict[str, float]:
         """Metrics by name, from the sums in `progress.window` over `progress.window_steps` steps."""
 
     def problem(self) -> str | None:
@@ -162,13 +162,13 @@ class Trainer:
         """One step; its metrics are summed on the device and fetched only for lines of metrics."""
         progress = self.progress
         lr = self.task.learning_rate(progress.step)
-        figures = self.task.step(batch, progress.step, lr)
+        metrics = self.task.step(batch, progress.step, lr)
         if progress.window_steps == 0:
-            progress.window = figures.clone()
+            progress.window = metrics.clone()
         else:
-            if missing := len(figures) - len(progress.window):  # `train.on_nan` was changed before resuming
+            if missing := len(metrics) - len(progress.window):  # `train.on_nan` was changed before resuming
                 progress.window = F.pad(progress.window, (0, missing))
-            progress.window.add_(figures)
+            progress.window.add_(metrics)
         progress.window_steps += 1
         progress.step += 1
         if progress.step == self.total_steps or self._line_due():
@@ -185,9 +185,9 @@ class Trainer:
     def _write_window(self, lr: float) -> None:
         progress = self.progress
         speed = self.clock.steps_per_second() * self.task.batch_size
-        figures = self.task.figures(progress) | {"lr": lr, "images_per_second": speed, "seconds": progress.seconds}
+        metrics = self.task.metrics(progress) | {"lr": lr, "images_per_second": speed, "seconds": progress.seconds}
         progress.window_steps = 0
-        self.display.show(self.record.write("train", progress.step, self.task.epoch_at(progress.step), figures))
+        self.display.show(self.record.write("train", progress.step, self.task.epoch_at(progress.step), metrics))
         self._check_finite()
         if problem := self.task.problem():
             raise self._diverged(problem)

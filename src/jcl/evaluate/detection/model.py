@@ -180,7 +180,7 @@ class DetectionTask(TrainingTask):
             average_statistics(self.module, ranks)
         return ranks.average(total)  # any rank's window can be resumed from
 
-    def figures(self, progress: Progress) -> dict[str, float]:
+    def metrics(self, progress: Progress) -> dict[str, float]:
         means = (progress.window / progress.window_steps).tolist()
         return {"loss": means[0], **dict(zip(LOSSES[self.settings.task], means[1:], strict=True))}
 
