@@ -17,6 +17,7 @@ from fault_tools import settings_for
 from jcl.cli import main
 from jcl.commands.pretrain import pretrain
 from jcl.commands.run import Run
+from jcl.cores import start_forkserver
 from jcl.errors import Interrupted
 from page_tools import evil_folder, plain_folder, small_run
 from run_tools import QUIET, stop_after
@@ -128,6 +129,7 @@ def call(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "200")
     work = tmp_path / "work"
     work.mkdir()
+    start_forkserver()  # here, since it serves later tests too, and `work` is removed after this one
     monkeypatch.chdir(work)
 
     def run(*arguments: object) -> tuple[int, str, str]:

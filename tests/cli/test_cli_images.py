@@ -215,7 +215,9 @@ def test_a_run_is_resumed_from_another_folder(call, image_folder, monkeypatch, t
     with monkeypatch.context() as patch:
         stop_after(patch, 2, signal.SIGTERM)
         patch.chdir(image_folder.parent)
-        code, _, err = call("pretrain", image_folder.name, *TINY, "--out", tmp_path / "run")
+        Path("classes.txt").write_text("cats\ndogs\n")
+        subset = ("--set", "data.subset=classes.txt")
+        code, _, err = call("pretrain", image_folder.name, *TINY, *subset, "--out", tmp_path / "run")
         assert code == 75 and "stopped after step 2" in err
     assert Run(tmp_path / "run").settings.data.location == str(image_folder.resolve())
     code, _, err = call("resume", tmp_path / "run")

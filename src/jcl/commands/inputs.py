@@ -79,10 +79,12 @@ def open_chosen_data(
 
 
 def with_absolute_location(settings: Settings) -> Settings:
-    """The settings with absolute paths of images and initial weights, so that a run can be resumed from anywhere."""
-    init = settings.model.init
-    init = init if init in ("", *LIBRARIES) or hub_name(init) else str(expand_user(init).absolute())
-    return with_values(settings, {"data.location": absolute_location(settings.data.location), "model.init": init})
+    """The settings with absolute paths, so that a run can be resumed from anywhere."""
+    data, init = settings.data, settings.model.init
+    paths = {"data.root": data.root, "data.subset": data.subset if data.subset != "imagenet100" else ""}
+    paths["model.init"] = "" if init in LIBRARIES or hub_name(init) else init
+    absolute = {name: str(expand_user(path).absolute()) for name, path in paths.items() if path}
+    return with_values(settings, {"data.location": absolute_location(data.location)} | absolute)
 
 
 def refuse_inside_data(folder: Path, location: str) -> None:
