@@ -26,7 +26,9 @@ except DataError as error:
 """
 
 
-@pytest.mark.parametrize("limit", ["ulimit -n 32", "mount -t tmpfs -o nr_inodes=1 tmpfs /dev/shm"])
+@pytest.mark.parametrize(
+    "limit", ["ulimit -n 32", pytest.param("mount -t tmpfs -o nr_inodes=1 tmpfs /dev/shm", marks=pytest.mark.slow)]
+)
 def test_a_limit_of_the_system_is_one_sentence(tmp_path: Path, limit: str):
     photos = write_image_folder(tmp_path / "photos", 8)
     isolated = ["unshare", "--mount"] if limit.startswith("mount") else []

@@ -14,7 +14,11 @@ pytestmark = pytest.mark.usefixtures("empty_starts")
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("resnet18", "'ResNet', depth=18"), ("timm/resnet50", "'ResNet', depth=50")]
+    ("name", "kind"),
+    [
+        ("resnet18", "'ResNet', depth=18"),
+        pytest.param("timm/resnet50", "'ResNet', depth=50", marks=pytest.mark.slow),
+    ],
 )
 def test_mmdetection_finds_a_backbone_with_the_names_of_torchvision(tmp_path, name, kind):
     source, out = open_source(tmp_path, name), tmp_path / "out.pth"
