@@ -34,7 +34,7 @@ from machine import described
 from processes import CommandFailed, Processes, has_checkpoints, jcl_command, training_command
 from rich.console import Console
 
-from jcl.commands.inputs import open_run_data, with_absolute_location
+from jcl.commands.inputs import open_run_data, with_absolute_paths
 from jcl.core.registry import METHODS
 from jcl.data.source import fingerprint
 from jcl.errors import JclError, RunError
@@ -166,7 +166,7 @@ def require_same_run(folder: Path, settings: Settings) -> None:
 def row_settings(row: Row, seed: int, arguments: argparse.Namespace) -> Settings:
     """The settings that `jcl pretrain` would use."""
     values = {"data": arguments.data, "assignments": (*row.settings, *arguments.set)}
-    return with_absolute_location(PretrainOptions.model_validate(values | run_options(row, seed, arguments)).settings())
+    return with_absolute_paths(PretrainOptions.model_validate(values | run_options(row, seed, arguments)).settings())
 
 
 def run_options(row: Row, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:

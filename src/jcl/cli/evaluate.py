@@ -132,9 +132,11 @@ def compare(options: commands.CompareOptions) -> dict[str, Any]:
     with progress_bar("networks") as progress:
         found = compare_quality(options, progress)
     titles = {measure: title for measure, (title, _) in QUALITY.items()}
-    rows = [[run.name, *map("{:.2f}".format, run.quality), _percent(run.knn_top1)] for run in found.runs]
-    shown = slice(len(titles) + 1 + any(run.knn_top1 is not None for run in found.runs))
-    out.print(text_table(["", *titles.values(), "kNN top-1"][shown], [row[shown] for row in rows], right=True))
+    names, rows = ["", *titles.values()], [[run.name, *map("{:.2f}".format, run.quality)] for run in found.runs]
+    if any(run.knn_top1 is not None for run in found.runs):
+        names.append("kNN top-1")
+        rows = [[*row, _percent(run.knn_top1)] for row, run in zip(rows, found.runs, strict=True)]
+    out.print(text_table(names, rows, right=True))
     echo(f"{pluralize(found.images, 'image')}. Usually higher RankMe and LiDAR are better, and alpha-ReQ near 1.")
     for measure, title in titles.items():
         _print_best(found, measure, title)

@@ -168,7 +168,7 @@ def _check_json_file(path: Path | None) -> None:
         raise SettingsError("--json takes the name of a file; standard output has the table.")
     from jcl.runs.folder import RunFolder
 
-    # The summary of a run marks it as finished; the others are as flat as results.
+    # The run needs these files, and `holds_results` would take them for results.
     own = ("summary.json", "result.json", "cell.json", "probe.json", "detect.json")
     if path.name in own and RunFolder(path.parent).holds_run():
         raise SettingsError(f"{path} is the run's own file; choose another name. Its page shows other .json files too.")

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from jcl.commands.inputs import data_facts, open_run_data, open_target, refuse_inside_data, with_absolute_location
+from jcl.commands.inputs import data_facts, open_run_data, open_target, refuse_inside_data, with_absolute_paths
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.probes import measure_linear
 from jcl.commands.run import Run
@@ -77,7 +77,7 @@ def plan_ablation(options: AblateOptions, console: Console) -> Plan:
         raise SettingsError("--seeds is a list of seeds; remove --seed.")
 
     def build(values: Mapping[str, Any]) -> Settings:
-        return with_absolute_location(options.settings(given | dict(values)))
+        return with_absolute_paths(options.settings(given | dict(values)))
 
     seeds = planning.parse_seeds(options.seeds, build({}).train.seed if "train.seed" in given else 0)
     base = build({}) if alone else planning.base_settings(axes, build)

@@ -78,7 +78,7 @@ def open_chosen_data(
     return open_run_data(with_values(settings, {"data.strict": False}), console)
 
 
-def with_absolute_location(settings: Settings) -> Settings:
+def with_absolute_paths(settings: Settings) -> Settings:
     """The settings with absolute paths, so that a run can be resumed from anywhere."""
     data, init = settings.data, settings.model.init
     paths = {"data.root": data.root, "data.subset": data.subset if data.subset != "imagenet100" else ""}

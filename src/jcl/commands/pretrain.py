@@ -7,7 +7,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from jcl.commands.inputs import data_facts, open_run_data, refuse_inside_data, require_data, with_absolute_location
+from jcl.commands.inputs import data_facts, open_run_data, refuse_inside_data, require_data, with_absolute_paths
 from jcl.commands.run import Run, RunContext, run_context, write_choices
 from jcl.commands.train_run import RunTraining
 from jcl.console import STDERR, ProgressCallback, no_progress, pluralize
@@ -87,7 +87,7 @@ def _differences(settings: Settings, folder: RunFolder) -> str:
     """How these settings differ from those the run was started with; empty if they do not."""
     # The number of batch-norm groups may have been adapted to the ranks.
     names = [name for name in setting_names() if "." in name and name != "model.bn_groups"]
-    asked, found = values_of(with_absolute_location(settings), names), values_of(folder.settings(), names)
+    asked, found = values_of(with_absolute_paths(settings), names), values_of(folder.settings(), names)
     given = {name: value for name, value in asked.items() if value != "auto"}
     return describe_differences({name: found[name] for name in given}, given)
 
@@ -111,7 +111,7 @@ def _begin(
     asked: Settings, data: ImageData, wanted: RunFolder, context: RunContext, label: str | None, *, numbered: bool
 ) -> Run:
     """Start a run in the wanted folder, or in a new one with that name and a number."""
-    ranks, asked = context.ranks, with_absolute_location(asked)
+    ranks, asked = context.ranks, with_absolute_paths(asked)
     init = context.on_first(lambda: read_initial(asked))
     with fail_together(ranks):
         facts = replace(data_facts(data.train, init), ranks_on_machine=launch_environment().local_world_size)

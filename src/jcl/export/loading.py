@@ -249,7 +249,7 @@ def _check_match(
         problems.append(f"they are for another image size; set it with --image-size{other}")
     if problems:
         raise RunError(f"The tensors in {weights.path} do not match {name} at {size} px: {'; '.join(problems)}.")
-    for part in filter(found.__contains__, expected):
+    for part in [part for part in expected if part in found]:
         value = found[part]
         plain = value.layout == torch.strided and not (value.is_quantized or value.is_meta or value.is_complex())
         plain &= value.is_floating_point() or not expected[part].is_floating_point()  # rounded weights are of no use
