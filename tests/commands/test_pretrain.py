@@ -64,6 +64,19 @@ def test_a_run_leaves_what_it_should(unbroken):
     assert not any(isinstance(value, dict | list) for value in summary.values())
 
 
+def test_knn_during_training_compares_with_few_images_of_a_large_set(npz, tmp_path, monkeypatch):
+    measure, banks = jcl.evaluate.knn.knn_accuracy, []
+
+    def accuracy(bank, *rest, **options):
+        banks.append(len(bank))
+        return measure(bank, *rest, **options)
+
+    monkeypatch.setattr("jcl.evaluate.knn.knn_accuracy", accuracy)
+    console = Console(file=io.StringIO(), width=200)
+    pretrain(settings_for(npz, train__epochs=1, record__knn_images=7), tmp_path / "run", console=console)
+    assert banks == [7, 7] and "7 training images" in console.file.getvalue()
+
+
 def test_a_run_is_compared_with_chance_and_its_untrained_network(unbroken):
     first, *_, last = [line for line in unbroken.metrics if line["kind"] == "knn"]
     summary = unbroken.summary

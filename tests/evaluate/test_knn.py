@@ -274,7 +274,7 @@ def folder(tmp_path: Path) -> Path:
     return write_image_folder(tmp_path / "photos", count=30)
 
 
-def test_the_queries_are_the_test_images_of_other_probes(folder):
+def test_the_images_are_those_of_other_probes(folder):
     data, asked = open_data(str(folder)), []
 
     def features(source: ImageSource) -> Features:
@@ -283,6 +283,8 @@ def test_the_queries_are_the_test_images_of_other_probes(folder):
         return Features(rows[:, None].float(), source.labels, rows, {})
 
     evaluate_knn(data, features, k=[1], temperature=[0.1], device=torch.device("cpu"))
+    evaluate_knn(data, features, k=[1], temperature=[0.1], device=torch.device("cpu"), most=9)
     task = classification_task(data)
-    assert asked == [[source.name_of(row) for row in range(len(source))] for source in (task.train, task.test)]
-    assert asked[1]
+    expected = [[source.name_of(row) for row in range(len(source))] for source in (task.train, task.test)]
+    assert asked[:2] == expected and asked[1] == asked[3] != []
+    assert len(asked[2]) == 9 and [name for name in asked[0] if name in asked[2]] == asked[2]  # in the same order

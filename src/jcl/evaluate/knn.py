@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from jcl.data import ImageData, ImageSource
+from jcl.data.source import select_images
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import ALONE, Ranks
 from jcl.evaluate import classification
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
+from jcl.random import LABEL_SUBSET, permutation
 from jcl.settings.resolved import ResolvedSettings
 
 
@@ -80,9 +82,14 @@ def evaluate_knn(
     device: torch.device,
     ranks: Ranks = ALONE,
     skipped: dict[str, str] | None = None,
+    most: int | None = None,
 ) -> list[KnnResult]:
-    """kNN of the test images in the training images (`train_and_test`); unreadable ones are added to `skipped`."""
+    """kNN of the test images in the training images (`train_and_test`), or in `most` of them, drawn at random.
+
+    Unreadable images are added to `skipped`.
+    """
     train, test = classification.train_and_test(data)
+    train = select_images(train, permutation(0, LABEL_SUBSET, 0, len(train))[:most].sort().values)
     bank, queries = (extract_over_ranks(features, source, ranks) for source in (train, test))
     if skipped is not None:
         skipped |= all_skipped(bank, queries, held_out=test is not data.test)
@@ -111,7 +118,8 @@ def online_knn(
         workers=settings.data.workers,
     )
 
-    evaluate = partial(evaluate_knn, data, features, k=[record.knn_k], temperature=[record.knn_temperature])
+    k, temperature = [record.knn_k], [record.knn_temperature]
+    evaluate = partial(evaluate_knn, data, features, k=k, temperature=temperature, most=record.knn_images)
 
     def measure() -> dict[str, float]:
         (result,) = evaluate(device=device, ranks=ranks, skipped=skipped)

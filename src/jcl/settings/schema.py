@@ -175,6 +175,7 @@ class RecordSettings(Section):
     keep: PositiveInt = Field(2, description="Number of newest checkpoints to keep.")
     knn_every: Count = Field(10, description="Epochs between kNN evaluations; 0: only at the end.")
     knn_k: PositiveInt | Auto = Field(200, description="Neighbors that vote in kNN.")
+    knn_images: PositiveInt = Field(50_000, description="Training images that kNN compares with at most.")
     knn_temperature: Positive = Field(0.1, description="Temperature of the kNN votes.")
     tensorboard: bool = Field(True, description="Write TensorBoard events.")
     track: Literal["none", "wandb", "mlflow", "trackio"] = Field("none", description="wandb, mlflow or trackio.")
