@@ -167,6 +167,11 @@ def test_profile_times_the_parts_of_a_step(call, npz):
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("option", [("--out", "run"), ("--resume", "auto")])
+def test_profile_goes_without_options_of_a_run(refused, npz, option):
+    assert option[0] in refused("pretrain", npz, *TINY, "--profile", *option)
+
+
 def test_profile_needs_data(refused):
     assert "jcl pretrain photos/" in refused("pretrain", "--profile")
 

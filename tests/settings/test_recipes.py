@@ -157,6 +157,15 @@ def test_moco_is_moco_whatever_a_recipe_adds_to_jcl(method, tmp_path):
     assert build_settings(str(mine), method="multi-key").method.num_queries == 2
 
 
+def test_a_method_of_a_recipe_file_implies_its_settings(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("method: {name: moco-v1, temperature: 0.1}\n", encoding="utf-8")
+    settings = build_settings(str(mine))
+    assert (settings.method.num_keys, settings.method.temperature, settings.model.head) == (1, 0.1, "linear")
+    other = build_settings(str(mine), method="moco-v2")
+    assert (other.method.num_keys, other.method.temperature, other.model.head) == (1, 0.1, "mlp")
+
+
 @pytest.mark.parametrize("setting", ["method.num_keys", "method.num_queries", "method.num_local_queries"])
 def test_a_symmetric_method_has_two_views(setting):
     chosen = build_settings("cifar10", method="moco-v2-symmetric").method

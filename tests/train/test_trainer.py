@@ -1,5 +1,6 @@
 """The loop alone, with a task of a few lines: metric windows, saving, stopping, resuming and errors."""
 
+import io
 import os
 import signal
 import threading
@@ -71,7 +72,8 @@ def train(folder: Path, at=None, **options) -> Regression:
     if checkpoint is not None:
         progress = load_checkpoint(checkpoint, task.module, task.optimizer, torch.device("cpu"))
     folder.mkdir(exist_ok=True)
-    loop = Trainer(task, Display(Console(quiet=True), "fit"), progress, **({"log_every": 5} | options))
+    display = Display(Console(file=io.StringIO()), "fit")
+    loop = Trainer(task, display, progress, **({"log_every": 5} | options))
     with loop.writing_to(FitFolder(folder)):
         loop.run()
     return task
@@ -110,9 +112,11 @@ def test_a_stop_in_the_last_step_finishes_instead(tmp_path):
     assert train(tmp_path / "run", {11: "stop"}).ended_epochs == [0, 1, 2, 3]
 
 
-def test_a_loss_that_is_not_finite_ends_training_and_is_never_saved(tmp_path):
+@pytest.mark.parametrize("log_every", [1, 5])
+def test_a_loss_that_is_not_finite_ends_training_and_is_never_saved(tmp_path, monkeypatch, log_every):
+    monkeypatch.setattr("jcl.train.display.LOG_SECONDS", 0.0)  # a line of the log is due
     with pytest.raises(RunError, match=r"not finite after step \d+.*step-000000002"):
-        train(tmp_path / "run", {2: "nan"}, save_every=2)
+        train(tmp_path / "run", {2: "nan"}, save_every=2, log_every=log_every)
     assert [path.stem for path in list_checkpoints(tmp_path / "run/checkpoints")] == ["step-000000002"]
 
 

@@ -24,6 +24,8 @@ def pretrain(options: commands.PretrainOptions) -> dict[str, Any]:
 
     [dim]jcl pretrain photos/ --out runs/photos[/]
     """
+    if options.profile:
+        options.refuse(("devices", "out", "resume"), "does not go with --profile, which times steps on one device")
     settings = options.settings()
     from jcl.commands.pretrain import pretrain as run_pretraining
     from jcl.commands.pretrain import profile

@@ -182,8 +182,9 @@ def _announce(
     context.log(f"Pre-training {what} on {images}, {pluralize(settings.train.epochs, 'epoch')}, into {folder.path}")
     if data.test is not None and data.train.labels is not None:
         context.log(f"  test images: {data.test.description}")
-    if data.train.labels is not None and len(data.train) > (most := settings.record.knn_images):
-        context.log(f"  kNN during training compares with {most:,} training images (record.knn_images)")
+    labels, most = data.train.labels, settings.record.knn_images
+    if labels is not None and int((labels >= 0).sum()) > most:
+        context.log(f"  kNN during training compares with at most {most:,} training images (record.knn_images)")
     for line in survey_headers(data.train, settings.data.windows) if context.ranks.first else ():
         context.log(f"  {line}")
     for choice in choices:

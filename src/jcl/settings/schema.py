@@ -288,7 +288,7 @@ _NO_EFFECT = {
 def affects_results(name: str) -> bool:
     """Whether a setting changes what a run learns or measures, not only where and how fast it runs."""
     if name.startswith("record."):
-        return name in ("record.knn_k", "record.knn_temperature")
+        return name in ("record.knn_k", "record.knn_images", "record.knn_temperature")
     return name not in _NO_EFFECT
 
 

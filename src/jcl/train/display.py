@@ -38,7 +38,7 @@ class Display:
         self,
         console: Console,
         label: str,
-        describe: Callable[[Mapping[str, Any]], str] = lambda metrics: f"loss {metrics['loss']:.3f}",
+        describe: Callable[[Mapping[str, Any]], str] = lambda metrics: _loss(metrics["loss"], ".3f"),
         faster_options: Callable[[], str] = lambda: "",
     ) -> None:
         self.console, self.label = console, label
@@ -178,11 +178,10 @@ def health(metrics: Mapping[str, float | None], *, queue_size: int, embedding_di
         parts.append(f"queue still filling ({filled:.0%} real keys, the loss is not comparable yet)")
     if "loss" in metrics:
         loss, guess = metrics["loss"], uniform_guess_loss(queue_size)
-        if loss is None:
-            parts.append("the loss is not finite")
-        else:
-            judged = f", {'below' if loss < guess else 'above'} a uniform guess ({guess:.2f})"
-            parts.append(f"loss {loss:.2f}{'' if filling else judged}")
+        judged = (
+            "" if filling or loss is None else f", {'below' if loss < guess else 'above'} a uniform guess ({guess:.2f})"
+        )
+        parts.append(_loss(loss, ".2f") + judged)
     if spread is not None:
         # Unit vectors spread evenly over the sphere have a standard deviation of 1/sqrt(d) in every coordinate.
         share = spread * math.sqrt(embedding_dim)
@@ -198,6 +197,10 @@ def health(metrics: Mapping[str, float | None], *, queue_size: int, embedding_di
     if skipped := metrics.get("skipped_steps"):
         parts.append(f"{pluralize(int(skipped), 'step')} skipped so far because the loss was not finite")
     return "; ".join(parts)
+
+
+def _loss(value: float | None, digits: str) -> str:
+    return "the loss is not finite" if value is None else f"loss {value:{digits}}"
 
 
 def has_collapsed(spread: float, accuracy: float | None) -> bool:

@@ -36,22 +36,33 @@ def recipe_summary(name: str) -> str:
 
 
 def build_settings(recipe: str, *, method: str | None = None, values: Mapping[str, Any] | None = None) -> Settings:
-    """Settings for `pretrain`: a recipe, then what the method implies, then `values`; later ones win.
+    """Settings for `pretrain`: a recipe, then what `method` implies, then `values`; later ones win.
+
+    Without `method` the recipe's own applies, and the recipe wins over what it implies.
 
     `recipe` is a name that `jcl recipes` lists or a YAML file. `values` are by dotted name, such as
     `{"data.location": "photos/", "train.epochs": 100}`.
     """
-    nested = recipe_values(recipe)
+    nested: dict[str, Any] = {}
+    given, values = recipe_values(recipe), dict(values or {})
+    method, own = values.get("method.name", method), given.get("method")
+    if method is None and isinstance(own, dict):
+        _set_method(nested, own.get("name"))
+    for section, entries in given.items():
+        nested[section] = nested.get(section, {}) | entries if isinstance(entries, dict) else entries
     nested["recipe"] = recipe
-    values = dict(values or {})
-    method = values.get("method.name", method)
+    _set_method(nested, method)
+    for name, value in values.items():
+        set_value(nested, name, value)
+    return validated(Settings, nested, f"the recipe {recipe}{' with your changes' if values or method else ''}")
+
+
+def _set_method(nested: dict[str, Any], method: Any) -> None:
+    """Set the method and what it implies; invalid values are left to the validation of all settings."""
     if isinstance(method, str):
         set_value(nested, "method.name", method)
         for name, value in METHODS[method].recipe.items() if method in METHODS else ():
             set_value(nested, name, value)
-    for name, value in values.items():
-        set_value(nested, name, value)
-    return validated(Settings, nested, f"the recipe {recipe}{' with your changes' if values or method else ''}")
 
 
 def parse_assignments(texts: tuple[str, ...]) -> dict[str, Any]:
