@@ -60,7 +60,7 @@ def test_a_signal_to_all_processes_of_a_job_saves_the_run(tmp_path: Path):
     job = ["pretrain", str(photos), *settings_options(values), "--out", str(run)]
     process = subprocess.Popen([*JCL, *job], stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        wait_until(lambda: (run / "metrics.jsonl").exists() and Run(run).metrics)
+        wait_until(lambda: (run / "metrics.jsonl").exists() and any("loss" in line for line in Run(run).metrics))
     finally:
         os.killpg(process.pid, signal.SIGUSR1)
     _, said = process.communicate(timeout=60)

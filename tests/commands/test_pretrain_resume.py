@@ -1,5 +1,6 @@
 """A stopped run goes on as if it had never stopped."""
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -12,6 +13,7 @@ from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
 from jcl.distributed.launch import launch_environment
 from jcl.errors import Interrupted
+from jcl.evaluate.features import FeatureSettings
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.folder import RunFolder
 from jcl.runs.lock import lock_folder
@@ -34,10 +36,11 @@ def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(npz, unbroken, tmp_path
     assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
 
 
-def test_a_wish_to_stop_in_the_last_step_comes_too_late(npz, unbroken, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
+def test_a_stop_in_the_last_step_leaves_the_last_evaluation(npz, unbroken, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="stopped after step 12"):
         stop_after(patch, 12, signal.SIGINT)
-        assert_same(pretrain(settings_for(npz), tmp_path / "run", console=QUIET), unbroken)
+        pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
+    assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
 
 
 def test_a_run_stopped_again_and_again(npz, unbroken, tmp_path, monkeypatch):
@@ -154,6 +157,30 @@ def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, monkey
     assert_same(resume(tmp_path / "run", console=QUIET), whole)
     plain = pretrain(settings_for(npz), tmp_path / "plain", console=QUIET)
     assert figures(plain)[2]["loss"] != figures(whole)[2]["loss"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("step", [0, 4, 12])
+def test_a_stop_ends_an_evaluation_which_is_repeated(npz, tmp_path, monkeypatch, unbroken, step, number):
+    read, evaluated = FeatureSettings.batches, []
+
+    def batches(self, *given, **options):
+        for batch in read(self, *given, **options):
+            evaluated.append(len(batch))
+            if len(evaluated) == 1 + 2 * (step // 4):  # two sources each time: training images, test images
+                os.kill(os.getpid(), number)
+            yield batch
+
+    monkeypatch.setattr(FeatureSettings, "batches", batches)
+    error = KeyboardInterrupt if (step, number) == (0, signal.SIGINT) else Interrupted
+    with pytest.raises(error):
+        pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
+    assert len(evaluated) == 1 + 2 * (step // 4)
+    if step == 0:
+        assert not (tmp_path / "run").exists()
+        return
+    assert [path.stem for path in list_checkpoints(tmp_path / "run/checkpoints")][-1] == f"step-{step:09}"
+    assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
 
 
 def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch):

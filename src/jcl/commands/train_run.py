@@ -100,9 +100,14 @@ class RunTraining:
         backbone = self.learner.query_encoder.backbone
         unreadable: dict[str, str] = {}  # images that only kNN reads
         measured: list[KnnResult] = []
-        knn = online_knn(self.data, backbone, settings, context.device, ranks, unreadable, measured.append)
+
+        def progress_of_evaluation(_done: int, _total: int) -> None:
+            trainer.stop_evaluation()
+
+        options = (settings, context.device, unreadable, progress_of_evaluation)
+        knn = online_knn(self.data, backbone, *options, ranks, measured.append)
         evaluate = {} if knn is None else {"knn": knn}
-        evaluate["quality"] = online_quality(self.data.train, backbone, settings, context.device, unreadable)
+        evaluate["quality"] = online_quality(self.data.train, backbone, *options)
         trainer = Trainer(
             PretrainTask(settings, self.step, self.loader, evaluate),
             display,

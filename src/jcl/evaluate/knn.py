@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from jcl.console import ProgressCallback
 from jcl.data import ImageData, ImageSource
 from jcl.data.source import select_images
 from jcl.distributed.device import choose_precision
@@ -102,9 +103,10 @@ def online_knn(
     backbone: nn.Module,
     settings: ResolvedSettings,
     device: torch.device,
-    ranks: Ranks,
     skipped: dict[str, str],
-    keep: Callable[[KnnResult], None] = lambda result: None,
+    progress: ProgressCallback,
+    ranks: Ranks,
+    keep: Callable[[KnnResult], None],
 ) -> Callable[[], dict[str, float]] | None:
     """A function that measures `backbone` and passes the result to `keep`; None if the data has no labels."""
     if data.train.labels is None:
@@ -116,6 +118,7 @@ def online_knn(
         device=device,
         precision=choose_precision(settings.train.precision, device),
         workers=settings.data.workers,
+        progress=progress,
     )
 
     k, temperature = [record.knn_k], [record.knn_temperature]

@@ -95,7 +95,7 @@ class TrainingFolder:
 
     @contextlib.contextmanager
     def cleanup_unless_started(self) -> Iterator[None]:
-        """Remove what was written if a user error, divergence or Ctrl-C ends the block before the first checkpoint.
+        """Remove what was written if a user error, divergence or a stop ends the block before the first checkpoint.
 
         The same command can then be repeated. Files that were there before stay, unless they belong to an unfinished
         training of this kind.
@@ -104,7 +104,7 @@ class TrainingFolder:
         keep = () if ours else tuple(file for file in self.first_files if file.exists())
         try:
             yield
-        except (DataError, Diverged, OutOfMemory, SettingsError, KeyboardInterrupt):
+        except (DataError, Diverged, Interrupted, OutOfMemory, SettingsError, KeyboardInterrupt):
             self.remove_unless_started(keep)
             raise
 

@@ -181,12 +181,19 @@ def quality_features(
 
 
 def online_quality(
-    source: ImageSource, backbone: nn.Module, settings: ResolvedSettings, device: torch.device, skipped: dict[str, str]
+    source: ImageSource,
+    backbone: nn.Module,
+    settings: ResolvedSettings,
+    device: torch.device,
+    skipped: dict[str, str],
+    progress: ProgressCallback,
 ) -> Callable[[], dict[str, float]]:
     """A function that measures `backbone` during training, each time it is called. Every rank measures it all."""
     precision, data = choose_precision(settings.train.precision, device), settings.data
     network = NamedNetwork("the network", backbone, run_view_recipe(settings))
-    sampler = ViewSampler(0, device, precision, canvas=data.canvas, workers=data.workers, skipped=skipped)
+    sampler = ViewSampler(
+        0, device, precision, canvas=data.canvas, workers=data.workers, progress=progress, skipped=skipped
+    )
     return lambda: quality_features(network, source, sampler, _IMAGES, _VIEWS).measure()._asdict()
 
 

@@ -73,6 +73,10 @@ class TrainingTask(ABC):
         return step / self.steps_per_epoch
 
 
+class StopEvaluation(Exception):
+    """Ends an evaluation, because training was asked to stop."""
+
+
 @dataclass
 class Trainer:
     """Trains a task from `progress` to its last step.
@@ -92,6 +96,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.folder: TrainingFolder | None = None
+        self.stop_request = StopRequest(self.display.stopping)
         self.record = MetricsLog()
         self.saver: CheckpointSaver | NullSaver = NullSaver()
         self.clock = TrainingClock(self.progress)
@@ -118,12 +123,15 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the last epoch. Whatever ends training early raises, after saving what can be saved."""
-        stop = StopRequest(self.display.stopping)
         roll_call = RollCall(self.ranks)
         with self.display:
             try:
-                with contextlib.nullcontext() if self.folder is None else stop:
-                    self._train(stop)
+                with contextlib.nullcontext() if self.folder is None else self.stop_request:
+                    try:
+                        self._train()
+                    except StopEvaluation:
+                        self.clock.restart()
+                        self._stop()
             except LostContact as error:
                 raise self._lost_contact(error, roll_call) from error
             except DataError as error:
@@ -133,7 +141,7 @@ class Trainer:
                     raise
                 raise OtherRankFailed(error.exit_code) from None  # raised on all ranks; the first one reports it
 
-    def _train(self, stop: StopRequest) -> None:
+    def _train(self) -> None:
         task, progress, steps = self.task, self.progress, self.task.steps_per_epoch
         on_cpu = next(task.module.parameters()).device.type == "cpu"
         warmup = WARMUP_STEPS_ON_CPU if on_cpu else WARMUP_STEPS
@@ -153,8 +161,8 @@ class Trainer:
                     task.between_epochs(self)
                 if progress.step == self.total_steps:
                     self.save_and_wait()
-                elif self._stop_requested(stop):
-                    self._stop(stop.signal_name)
+                elif self._stop_requested():
+                    self._stop()
                 elif self._save_due():
                     self._save()
 
@@ -200,9 +208,14 @@ class Trainer:
     def _diverged(self, problem: str) -> Diverged:
         return Diverged(f"{problem}; {self._last_checkpoint()}. {self.task.advice}")
 
-    def _stop_requested(self, stop: StopRequest) -> bool:
+    def stop_evaluation(self) -> None:
+        """Raise `StopEvaluation` if a stop was requested, unless other ranks would wait for the result."""
+        if self.stop_request.requested and self.ranks.count == 1:
+            raise StopEvaluation
+
+    def _stop_requested(self) -> bool:
         """Whether any rank was asked to stop, or the run folder was moved; all ranks get the same answer."""
-        requested = stop.requested or self.saver.moved
+        requested = self.stop_request.requested or self.saver.moved
         if self.ranks.count == 1:
             return requested
         step, on_cpu = self.progress.step, self.progress.window.device.type == "cpu"
@@ -240,7 +253,12 @@ class Trainer:
             where = f"Training stopped after step {self.progress.step:,}; {self._last_checkpoint()}"
             raise RunError(f"{error} {where}. Once that is fixed, {self._how_to_resume}.") from None
 
-    def _stop(self, signal_name: str) -> None:
+    def _stop(self) -> None:
+        signal_name = self.stop_request.signal_name
+        if self.progress.step == 0:
+            if signal_name == "SIGINT":
+                raise KeyboardInterrupt
+            raise Interrupted(f"{signal_name} received: stopped before the first step; repeat the command.")
         self.task.before_stop()
         self.save_and_wait()
         stopped = f"{signal_name or 'Stop signal'} received: stopped after step {self.progress.step:,}"
