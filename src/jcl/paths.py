@@ -45,7 +45,7 @@ def suggest_path(missing: str | Path) -> str:
     if path.is_symlink():
         return ": it is a broken link."
     try:
-        names = [entry.name for entry in islice(path.absolute().parent.iterdir(), 1000)]
+        names = [entry.name for entry in islice(path.absolute().parent.iterdir(), 1000) if entry.name != path.name]
     except OSError:
         names = []
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.65)

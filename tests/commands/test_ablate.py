@@ -17,6 +17,7 @@ from fault_tools import at_steps
 from jcl.commands.pretrain import pretrain
 from jcl.commands.run import Run
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError
+from jcl.runs.json_object import read_object, write_object
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
 from jcl.studies.cells import full_name
@@ -73,6 +74,10 @@ def test_the_same_again_and_more_values_and_seeds_leave_done_cells_untouched(two
     before = moments(two_cells)
     found = ablated(small_plan(npz, "num_keys=3,1.0"), two_cells)
     assert moments(two_cells) == before and found.failed == {} and found.unfinished == 0
+    study = read_object(two_cells / "study.json")
+    assert study["settings"].pop("record.knn_images")  # as an ablation from before this setting existed
+    write_object(two_cells / "study.json", study)
+    before = moments(two_cells)
     found = ablated(small_plan(npz, "num_keys=2"), two_cells)
     after = moments(two_cells)
     assert {path: when for path, when in after.items() if path in before} == before and len(after) > len(before)

