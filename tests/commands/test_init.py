@@ -172,6 +172,8 @@ def test_stem_size_and_normalization_follow_the_weights(tmp_path):
     assert settings.views.mean == (0.5, 0.5, 0.5)
     with pytest.raises(SettingsError, match=r"model\.stem=small"):  # a new first layer would stay random
         loaded(file, model__stem="imagenet", model__freeze=1)
+    with pytest.raises(SettingsError, match="--backbone resnet18"):
+        loaded(file, "tiny_cnn")
 
 
 def test_resume_needs_the_weights_only_before_the_first_checkpoint(npz, tmp_path, pretrained, monkeypatch):

@@ -87,7 +87,8 @@ def _print_ablation(found: Ablation) -> None:
         doubt = "" if clear else "; others are within the uncertainty"
         echo(f"Best on held-out training images (validation): {describe(best[0].values)}{doubt}.")
     elif best:
-        echo(f"{len(best)} values are tied on held-out training images (validation).")
+        tied = "; ".join(describe(point.values) for point in best[:4]) + ("; ..." if len(best) > 4 else "")
+        echo(f"Tied on held-out training images (validation): {tied}.")
     plot = "plot in ablation.png, " if (found.folder / "ablation.png").is_file() else ""
     echo(f"Results are in {found.folder}: {plot}all cells in ablation.csv.")
 

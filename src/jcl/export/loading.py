@@ -305,7 +305,7 @@ def initial_tensors(
     name, stem = settings.model.backbone, settings.model.stem
     try:
         loaded = load_network(weights, name, settings.views.image_size)
-    except RunError:
+    except (RunError, SettingsError):
         with contextlib.suppress(RunError):  # other networks cannot be told from their shapes
             if _plain(found := network_name(weights)) != _plain(name):
                 problem = f"{weights.path} holds a {found}, but the backbone is {name}; use --backbone {found}."

@@ -157,7 +157,7 @@ _rule("views.std")(partial(_normalization, name="std", usual=IMAGENET_STD))
 
 @_rule("model.stem")
 def _stem(values: Values, facts: DataFacts) -> tuple[str, str]:
-    if facts.init:
+    if facts.init and "resne" in values["model.backbone"]:
         return facts.init.stem, _AS_WEIGHTS
     size = values["views.image_size"]
     # Other networks, even some that are called ResNets (resnet50d, resnetv2_50), begin with layers of another kind.
