@@ -102,9 +102,8 @@ def contrastive_metrics(
     with torch.autocast(query.device.type, enabled=False):
         variance, mean = torch.var_mean(_similarities(query, keys), dim=1, correction=0)
         positive = mean / temperature + covariance_scale / 2 * variance / temperature**2
-        negative = query @ negatives.T
-        share = torch.sigmoid(positive - torch.logsumexp(negative / temperature, dim=1))
-        return (mean > negative.amax(dim=1)).float(), mean, variance, share
+        share = torch.sigmoid(positive - _log_sum_negatives(query, negatives, temperature))
+        return (mean > (query @ negatives.T).amax(dim=1)).float(), mean, variance, share
 
 
 class MultiKeyLoss(nn.Module):
