@@ -159,8 +159,9 @@ def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, monkey
     assert figures(plain)[2]["loss"] != figures(whole)[2]["loss"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", [0, 4, 12])
+@pytest.mark.parametrize(
+    ("step", "number"), [(0, signal.SIGINT), (0, signal.SIGTERM), (4, signal.SIGTERM), (12, signal.SIGINT)]
+)
 def test_a_stop_ends_an_evaluation_which_is_repeated(npz, tmp_path, monkeypatch, unbroken, step, number):
     read, evaluated = FeatureSettings.batches, []
 
