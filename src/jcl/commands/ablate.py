@@ -304,7 +304,7 @@ def _evaluate(run: Run, console: Console) -> dict[str, Any]:
     return {
         "linear_top1": linear.scores.top1,
         "chance_top1": linear.scores.chance_top1,
-        # That of a sample would not compare.
+        # Measured with a sample of the training images, it would not be comparable.
         "untrained_knn_top1": run.summary.get("untrained_knn_top1") if len(task.train) <= record.knn_images else None,
         "linear_top5": linear.scores.top5,
         "knn_top1": knn.top1,

@@ -101,10 +101,10 @@ class RunTraining:
         unreadable: dict[str, str] = {}  # images that only kNN reads
         measured: list[KnnResult] = []
 
-        def progress_of_evaluation(_done: int, _total: int) -> None:
+        def after_each_batch(_done: int, _total: int) -> None:
             trainer.stop_evaluation()
 
-        options = (settings, context.device, unreadable, progress_of_evaluation)
+        options = (settings, context.device, unreadable, after_each_batch)
         knn = online_knn(self.data, backbone, *options, ranks, measured.append)
         evaluate = {} if knn is None else {"knn": knn}
         evaluate["quality"] = online_quality(self.data.train, backbone, *options)

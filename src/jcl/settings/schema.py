@@ -369,6 +369,8 @@ _WORDS = {
 
 def _expected(problem: Any) -> str:
     """What a value should have been."""
+    if problem["type"] == "model_type":
+        return "must contain settings as 'name: value'"
     message: str = problem["msg"].removeprefix("Value error, ").partition(", unable to")[0]
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)

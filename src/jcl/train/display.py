@@ -178,9 +178,9 @@ def health(metrics: Mapping[str, float | None], *, queue_size: int, embedding_di
         parts.append(f"queue still filling ({filled:.0%} real keys, the loss is not comparable yet)")
     if "loss" in metrics:
         loss, guess = metrics["loss"], uniform_guess_loss(queue_size)
-        judged = (
-            "" if filling or loss is None else f", {'below' if loss < guess else 'above'} a uniform guess ({guess:.2f})"
-        )
+        judged = ""
+        if loss is not None and not filling:
+            judged = f", {'below' if loss < guess else 'above'} a uniform guess ({guess:.2f})"
         parts.append(_loss(loss, ".2f") + judged)
     if spread is not None:
         # Unit vectors spread evenly over the sphere have a standard deviation of 1/sqrt(d) in every coordinate.

@@ -74,7 +74,7 @@ class TrainingTask(ABC):
 
 
 class StopEvaluation(Exception):
-    """Ends an evaluation, because training was asked to stop."""
+    """Ends an evaluation because a stop was requested."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ def recipe_summary(name: str) -> str:
 def build_settings(recipe: str, *, method: str | None = None, values: Mapping[str, Any] | None = None) -> Settings:
     """Settings for `pretrain`: a recipe, then what `method` implies, then `values`; later ones win.
 
-    Without `method` the recipe's own applies, and the recipe wins over what it implies.
+    Without `method`, what the recipe's own method implies applies where the recipe does not say otherwise.
 
     `recipe` is a name that `jcl recipes` lists or a YAML file. `values` are by dotted name, such as
     `{"data.location": "photos/", "train.epochs": 100}`.
