@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from shard_files import by_pixels
 
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.report import _reopen_data as reopen_data
-from jcl.data import UnreadableImage, open_data
+from jcl.data import UnreadableImage, open_data, write_shards
 from jcl.data.check import check_data
 from jcl.data.named import absolute_location
 from jcl.errors import DataError
@@ -57,6 +58,14 @@ def test_a_saved_data_set_opens_too(tmp_path):
     table(6, label="class").save_to_disk(tmp_path / "saved")
     data = open_data(f"hf:{tmp_path / 'saved'}")
     assert data.test is None and data.train.labels.tolist() == [0, 1] * 3
+
+
+def test_shards_of_it_can_be_opened(repository, tmp_path):
+    data = open_data(f"hf:{repository}")
+    write_shards(data, tmp_path / "shards")
+    shards = open_data(str(tmp_path / "shards"))
+    assert len(shards.train) == 26 and shards.train.class_names == ("a", "b") and len(shards.test) == 10
+    assert by_pixels(shards.train) == by_pixels(data.train)
 
 
 def test_a_run_is_trained_and_resumed(repository, tmp_path, monkeypatch):

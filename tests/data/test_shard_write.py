@@ -1,5 +1,6 @@
 """Data of any kind written as shards, which every tar reader and this program read back as they were."""
 
+import io
 import os
 import tarfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from image_files import noise_image
 from shard_files import by_pixels, opened
 
 from jcl.data import UNLABELED, ArrayImages, ImageData, open_data, write_shards
+from jcl.data.encoded import EncodedImages
 from jcl.errors import DataError
 
 
@@ -91,6 +93,35 @@ def test_arrays(tmp_path: Path):
     after = open_data(str(tmp_path / "out"))
     assert after.test is not None and data.test is not None and after.train.class_names is None
     assert by_pixels(after.train) == by_pixels(data.train) and by_pixels(after.test) == by_pixels(data.test)
+
+
+class NamelessFiles(EncodedImages):
+    """Image files of all kinds whose names have no extension, as in a table."""
+
+    labels, class_names, description = None, None, "nameless files"
+
+    def __init__(self) -> None:
+        self.files = []
+        for number, kind in enumerate(("PNG", "BMP", "DIB", "TIFF", "PPM", "GIF", "TGA", "JPEG2000")):
+            stream = io.BytesIO()
+            noise_image(6, 5, number).save(stream, kind, **({"irreversible": False} if kind == "JPEG2000" else {}))
+            self.files.append(stream.getvalue())
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name_of(self, index: int) -> str:
+        return f"train/{index}"
+
+    def content_of(self, index: int) -> bytes:
+        return self.files[index]
+
+
+def test_files_without_extension(tmp_path: Path):
+    source = NamelessFiles()
+    write_shards(ImageData("nameless", source), tmp_path / "out")
+    written = open_data(str(tmp_path / "out")).train
+    assert len(written) == len(source) and by_pixels(written) == by_pixels(source)
 
 
 def test_labels_stay_away_where_there_are_none(tmp_path: Path):

@@ -36,7 +36,7 @@ _WINDOW_ASPECT: Final = 1.5  # a little more than that of the longest crops, 4:3
 _DEPTHS: Final = (8, 10, 12, 14, 16)  # bits of cameras and microscopes; 16-bit files often hold values of 12
 
 # Not EPS and the like, which Pillow passes to another program.
-_FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA", "ICO", "PCX")
+_FORMATS: Final = "JPEG PNG WEBP GIF BMP DIB TIFF PPM MPO JPEG2000 AVIF TGA ICO PCX HEIF".split()
 
 # Warnings about metadata and large images (we have our own limit). Filtered globally, because a filter around
 # each image is neither thread-safe nor free.
@@ -117,7 +117,7 @@ def _known_formats() -> tuple[str, ...]:
         import pillow_heif
 
         pillow_heif.register_heif_opener()
-    return tuple(name for name in (*_FORMATS, "HEIF") if name in Image.OPEN)
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def _window(size: tuple[int, int], canvas: int | None, place: float | None) -> tuple[int, int, int, int]:
@@ -168,8 +168,9 @@ def has_high_depth(image: Image.Image) -> bool:
 
 def loses_bits(image: Image.Image) -> bool:
     """Whether Pillow decodes an opened image of more than 8 bits with 8: 16-bit color with transparency, or PPM."""
-    arguments = [part.args for part in getattr(image, "tile", [])]
-    return any(";16" in str(each) or (image.format == "PPM" and each[-1] > 255) for each in arguments)
+    arguments = [part.args for part in getattr(image, "tile", [])]  # a PPM of other than 255 values has ("RGB", most)
+    deep_ppm = image.format == "PPM" and any(isinstance(each, tuple) and each[-1] > 255 for each in arguments)
+    return deep_ppm or ";16" in str(arguments)
 
 
 def high_depth_values(image: Image.Image, file: Path | bytes) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from jcl.console import ProgressCallback, no_progress
 from jcl.cores import cpu_cores
-from jcl.data.encoded import EncodedImages
+from jcl.data.encoded import EncodedImages, open_file
 from jcl.data.shards.index import ShardSet
 from jcl.data.source import RGB, UNLABELED, ImageData, ImageSource, UnreadableImage, all_class_names, pixel_format
 from jcl.errors import DataError
@@ -109,7 +109,8 @@ def _load(source: ImageSource, index: int) -> _Stored | UnreadableImage:
     label = UNLABELED if source.labels is None else int(source.labels[index])
     try:
         if isinstance(source, EncodedImages):
-            return source.checked_content_of(index), PurePosixPath(source.name_of(index)).suffix.lower(), label
+            content = source.checked_content_of(index)
+            return content, PurePosixPath(source.name_of(index)).suffix.lower() or _extension(content), label
         stream, pixels = io.BytesIO(), source.read(index).permute(1, 2, 0).numpy()
         if pixel_format(source) != RGB:
             np.save(stream, pixels)
@@ -118,6 +119,12 @@ def _load(source: ImageSource, index: int) -> _Stored | UnreadableImage:
         return stream.getvalue(), ".png", label
     except UnreadableImage as error:
         return error
+
+
+def _extension(content: bytes) -> str:
+    """The extension for an image file without a name."""
+    kind = open_file(content).kind.split()[0].lower()
+    return "." + {"dicom": "dcm", "jpeg2000": "jp2"}.get(kind, kind)
 
 
 def _write_split(
