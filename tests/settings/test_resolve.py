@@ -209,6 +209,17 @@ def test_any_number_of_ranks_can_carry_out_what_was_chosen(batch, ranks):
     assert settings.model.bn_groups % ranks == 0 and settings.model.bn_groups % settings.train.key_passes == 0
 
 
+def test_every_change_for_the_ranks_is_reported():
+    before = chosen(50_000, train__batch_size=96, train__accumulate=4, model__bn_groups=4)[0]
+    after, changes = fit_to_ranks(before, 3)
+    assert {change.name: change.value for change in changes} == {
+        "model.bn_groups": after.model.bn_groups,
+        "train.accumulate": after.train.accumulate,
+        "train.key_passes": after.train.key_passes,
+    }
+    assert after.train.accumulate != 4 and "instead of 4" in changes[0].reason
+
+
 def test_gradients_through_keys_need_one_pass():
     settings, choices = chosen(50_000, method__name="multi-key-backprop")
     assert settings.train.key_passes == 1

@@ -22,7 +22,7 @@ from jcl.evaluate.folders import DetectionFolder, FinetuneFolder, ProbeFolder
 from jcl.export.loading import read_initial
 from jcl.runs.folder import RunFolder, unfinished_folder
 from jcl.runs.json_object import describe_differences
-from jcl.settings.resolve import fit_to_ranks, resolve
+from jcl.settings.resolve import FITTED_TO_RANKS, fit_to_ranks, resolve
 from jcl.settings.resolved import Choice, ResolvedSettings, describe_views
 from jcl.settings.schema import Settings, TrainSettings, setting_names, values_of, with_values
 from jcl.studies.ablation import AblationFolder
@@ -85,8 +85,7 @@ def profile(settings: Settings, *, progress: ProgressCallback = no_progress) -> 
 
 def _differences(settings: Settings, folder: RunFolder) -> str:
     """How these settings differ from those the run was started with; empty if they do not."""
-    # The number of batch-norm groups may have been adapted to the ranks.
-    names = [name for name in setting_names() if "." in name and name != "model.bn_groups"]
+    names = [name for name in setting_names() if "." in name and name not in FITTED_TO_RANKS]
     asked, found = values_of(with_absolute_paths(settings), names), values_of(folder.settings(), names)
     given = {name: value for name, value in asked.items() if value != "auto"}
     return describe_differences({name: found[name] for name in given}, given)

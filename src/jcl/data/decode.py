@@ -36,7 +36,7 @@ _WINDOW_ASPECT: Final = 1.5  # a little more than that of the longest crops, 4:3
 _DEPTHS: Final = (8, 10, 12, 14, 16)  # bits of cameras and microscopes; 16-bit files often hold values of 12
 
 # Not EPS and the like, which Pillow passes to another program.
-_FORMATS: Final = "JPEG PNG WEBP GIF BMP DIB TIFF PPM MPO JPEG2000 AVIF TGA ICO PCX HEIF".split()
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA", "ICO", "PCX")
 
 # Warnings about metadata and large images (we have our own limit). Filtered globally, because a filter around
 # each image is neither thread-safe nor free.
@@ -117,7 +117,7 @@ def _known_formats() -> tuple[str, ...]:
         import pillow_heif
 
         pillow_heif.register_heif_opener()
-    return tuple(name for name in _FORMATS if name in Image.OPEN)
+    return tuple(name for name in (*_FORMATS, "HEIF") if name in Image.OPEN)
 
 
 def _window(size: tuple[int, int], canvas: int | None, place: float | None) -> tuple[int, int, int, int]:

@@ -34,6 +34,9 @@ def resolve(settings: Settings, facts: DataFacts) -> tuple[ResolvedSettings, lis
     return validated(ResolvedSettings, nested, "the chosen values"), choices
 
 
+FITTED_TO_RANKS = ("model.bn_groups", "train.key_passes", "train.accumulate")
+
+
 def fit_to_ranks(settings: ResolvedSettings, ranks: int) -> tuple[ResolvedSettings, list[Choice]]:
     """Settings that `ranks` ranks can train with, and what had to change for that."""
     batch, groups = settings.train.batch_size, settings.model.bn_groups
@@ -45,12 +48,15 @@ def fit_to_ranks(settings: ResolvedSettings, ranks: int) -> tuple[ResolvedSettin
     while batch % fitting:
         fitting -= ranks
     # Each pass takes whole groups, so fewer groups may mean fewer passes; each rank needs fewer anyway.
-    parts = {name: math.gcd(getattr(settings.train, name), fitting) for name in ("key_passes", "accumulate")}
-    fitted = with_values(
-        settings, {f"train.{name}": count for name, count in parts.items()} | {"model.bn_groups": fitting}
-    )
-    reason = f"instead of {groups}, so that each of the {ranks} ranks has whole groups"
-    return fitted, [Choice("model.bn_groups", fitting, reason)]
+    before = values_of(settings, FITTED_TO_RANKS)
+    fitted = {name: math.gcd(count, fitting) for name, count in before.items()} | {"model.bn_groups": fitting}
+    reason = f"so that each of the {ranks} ranks has whole groups"
+    changes = [
+        Choice(name, value, f"instead of {before[name]}, {reason}")
+        for name, value in fitted.items()
+        if value != before[name]
+    ]
+    return with_values(settings, fitted), changes
 
 
 _SMALL_DATASET = 100_000  # images; larger sets are treated like ImageNet
