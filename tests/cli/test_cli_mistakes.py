@@ -143,6 +143,7 @@ def test_a_similar_path_is_suggested(refused, pretrained, image_folder, command)
     ("arguments", "meant"),
     [
         ("pretrain x --learning-rate 1", "--lr?"),
+        ("knn --weights x y", "give WEIGHTS without an option name"),
         ("pretrain x --epoch 1", "--epochs?"),
         ("pretrain x --arch resnet18", "--backbone?"),
         ("pretrain x --queue_size 9", "--set method.queue_size=VALUE."),

@@ -1,6 +1,7 @@
 """Model repositories of Hugging Face: its library reads one from its cache on disk and uploads to a server here."""
 
 import base64
+import hashlib
 import http.server
 import json
 import threading
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+import torch
+from safetensors.torch import load_file
 from sample_networks import assert_features, open_source
 
 import jcl
@@ -15,6 +18,8 @@ from jcl.errors import RunError, SettingsError
 from jcl.export import export_backbone
 from jcl.export.loading import read_initial
 from small_runs import tiny_settings
+
+COMMIT = "0123456789" * 4
 
 pytestmark = pytest.mark.usefixtures("empty_starts")
 
@@ -33,14 +38,13 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_repository_is_a_backbone(source, cache):
-    commit = "0123456789" * 4
-    export_backbone(source.file, "hub-folder", cache / f"models--me--net/snapshots/{commit}")
+    export_backbone(source.file, "hub-folder", cache / f"models--me--net/snapshots/{COMMIT}")
     (cache / "models--me--net/refs").mkdir()
-    (cache / "models--me--net/refs/main").write_text(commit)
+    (cache / "models--me--net/refs/main").write_text(COMMIT)
     network = jcl.load_backbone("hf:me/net")
     assert_features(network, source)
     assert network.info.mean == (0.5, 0.4, 0.3)
-    assert_features(jcl.load_backbone(f"hf:me/net@{commit}"), source)
+    assert_features(jcl.load_backbone(f"hf:me/net@{COMMIT}"), source)
     assert read_initial(tiny_settings("images", model__init="hf:me/net")).tensors
 
 
@@ -50,11 +54,36 @@ def test_a_repository_that_is_not_there(cache):
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """As much of the API of the Hub as an upload of small files needs; keeps the files of each repository."""
+    """As much of the Hub as downloads and uploads of small files need; keeps the files of each repository."""
 
     def do_GET(self) -> None:
-        name = self.path.removeprefix("/api/models/").partition("?")[0]
-        self.answer(200 if name in self.server.repositories else 404, {"id": name})
+        _, user, name, *rest = self.path.partition("?")[0].removeprefix("/api/models").split("/")
+        files = self.server.repositories.get(f"{user}/{name}")
+        if files is None:
+            self.answer(404, {})
+        elif "resolve" in rest:
+            self.send_file(files[rest[-1]])
+        elif "tree" in rest:
+            self.answer(200, [{"type": "file", "path": name, "size": 0, "oid": "0"} for name in files])
+        else:
+            self.answer(
+                200, {"id": f"{user}/{name}", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+            )
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def send_file(self, content: bytes) -> None:
+        self.send_response(200)
+        for name, value in {
+            "X-Repo-Commit": COMMIT,
+            "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
+            "Content-Length": len(content),
+        }.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))
@@ -75,7 +104,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
             repositories[name] |= {file["path"]: base64.b64decode(file["content"]) for file in files}
             self.answer(200, {"commitUrl": f"http://{self.headers['Host']}/{name}/commit/0", "commitOid": "0"})
 
-    def answer(self, code: int, content: dict[str, object]) -> None:
+    def answer(self, code: int, content: object) -> None:
         body = json.dumps(content).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
@@ -94,7 +123,10 @@ def hub(monkeypatch):
     server.repositories, server.private = {}, {}
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    files = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
     monkeypatch.setenv("NO_PROXY", "*")
     yield server
     server.shutdown()
@@ -113,6 +145,16 @@ def test_export_uploads_what_a_hub_folder_holds(source, hub, tmp_path):
     with pytest.raises(RunError, match="--force"):
         export_backbone(source.file, "hf", "hf:me/net")
     export_backbone(source.file, "hf", "hf:me/net", force=True)
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_a_repository_is_downloaded(source, hub, tmp_path, monkeypatch, weights):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    export_backbone(source.file, "hub-folder", tmp_path / "model")
+    torch.save(load_file(tmp_path / "model/model.safetensors"), tmp_path / "model/pytorch_model.bin")
+    names = ("config.json", "README.md", weights)
+    hub.repositories["me/net"] = {name: (tmp_path / "model" / name).read_bytes() for name in names}
+    assert_features(jcl.load_backbone("hf:me/net"), source)
 
 
 @pytest.mark.parametrize("name", ["net", "me/net/more", "hf:"])

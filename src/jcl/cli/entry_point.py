@@ -95,7 +95,7 @@ def _unknown_option(error: Any) -> str:
     for setting in setting_names() if "--set" in flags else ():
         known.setdefault(setting.rpartition(".")[2].replace("_", "-"), f"use --set {setting}=VALUE")
     name = error.option_name.lstrip("-").replace("_", "-")
-    name = next((ours for ours, others in _SYNONYMS.items() if name in others), name)
+    name = next((ours for ours, others in _SYNONYMS.items() if name in others and ours in known), name)
     hint = next((known[close] for close in difflib.get_close_matches(name, known, n=1, cutoff=0.7)), "")
     return f"There is no option {error.option_name}{'; ' if hint else ''}{hint}"
 

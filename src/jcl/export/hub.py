@@ -6,6 +6,7 @@ import logging
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from jcl.settings.schema import PerChannel, PositivePerChannel, Settings
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+TORCH_WEIGHTS = "pytorch_model.bin"  # of older repositories
 _USUAL_ARGS = (("in_chans", 3), ("global_pool", "avg"), ("global_pool", "token"))  # as timm 1.0.31 writes them
 
 
@@ -79,8 +81,10 @@ def download_repository(name: str) -> Path:
     with library_errors(f"The model hf:{name} could not be downloaded"):
         import huggingface_hub  # timm, which builds most of the networks, installs it
 
-        patterns = [CONFIG, WEIGHTS]
-        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=patterns))
+        download = partial(huggingface_hub.snapshot_download, repository, revision=revision or None)
+        folder = Path(download(allow_patterns=[CONFIG, WEIGHTS]))
+        if not (folder / WEIGHTS).is_file():
+            download(allow_patterns=[TORCH_WEIGHTS])
     if not (folder / CONFIG).is_file():
         raise RunError(f"The model hf:{name} is not in timm's format: it has no {CONFIG}.")
     return folder

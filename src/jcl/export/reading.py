@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jcl.errors import RunError
 from jcl.export.backbone_file import FORMAT, INFO_KEY, BackboneInfo
-from jcl.export.hub import WEIGHTS, read_hub_config
+from jcl.export.hub import TORCH_WEIGHTS, WEIGHTS, read_hub_config
 from jcl.runs.checkpoint import read_tensors
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
@@ -79,7 +79,7 @@ def _read_safetensors(path: Path) -> WeightsFile:
 
 def _read_hub_folder(path: Path) -> WeightsFile:
     config = read_hub_config(path)
-    file = next((file for name in (WEIGHTS, "pytorch_model.bin") if (file := path / name).is_file()), None)
+    file = next((file for name in (WEIGHTS, TORCH_WEIGHTS) if (file := path / name).is_file()), None)
     if file is None:
         raise RunError(f"{path} has a config.json but no {WEIGHTS}; copy the whole folder.")
     return replace(read_weights(file), path=path, kind="hub folder", ignored=(), **config)

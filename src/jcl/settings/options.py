@@ -66,6 +66,8 @@ class Options(Section):
     @classmethod
     def _expand_home(cls, value: Any) -> Any:
         """Expand `~`, which shells do not expand in `--out=~/runs`."""
+        if isinstance(value, tuple):
+            return tuple(map(cls._expand_home, value))
         return expand_user(value) if isinstance(value, Path) else value
 
     @classmethod
