@@ -19,6 +19,7 @@ from jcl.cli.printing import write_json
 from jcl.cli.train import run_table
 from jcl.commands.run import Run
 from jcl.errors import RunError
+from jcl.settings.commands import ReportOptions
 from small_runs import drawn_pixels, snapshot, write_image_folder
 
 COMMANDS = [
@@ -237,6 +238,7 @@ def test_an_empty_argument_is_not_the_current_folder(refused, arguments, after):
 
 def test_options_with_an_equals_sign_expand_the_home_folder(call, npz, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    assert ReportOptions(runs=["~/a", "b"]).runs == (tmp_path / "a", Path("b"))
     code, _, _ = call("check", npz, "--json=~/found.json")
     assert code == 0 and (tmp_path / "found.json").is_file() and not Path("~").exists()
 

@@ -42,12 +42,12 @@ def test_folder(tmp_path: Path):
     assert json.loads(json.dumps(flat)) == flat
 
 
-def test_images_that_are_passed_over_are_counted(tmp_path: Path):
+def test_files_of_unsupported_formats_are_counted(tmp_path: Path):
     write_images(tmp_path, 2)
     for name in ("a.CR2", "b.cr2", "c.nef", "._d.nef", "notes.txt"):
         (tmp_path / name).write_bytes(b"x")
     report = check_data(open_data(str(tmp_path)))
-    assert report.as_dict()["train_passed_over"] == 3
+    assert report.as_dict()["train_unsupported"] == 3
 
 
 def test_unusual_images_are_counted(tmp_path: Path):
@@ -64,7 +64,7 @@ def test_images_that_take_the_labels_away_are_named(tmp_path: Path):
         write_images(tmp_path / name, 1)
     write_images(tmp_path, 1)
     report = check_data(open_data(str(tmp_path)))
-    assert report.as_dict()["train_loose"] == 1
+    assert report.as_dict()["train_outside_class_folders"] == 1
 
 
 def test_folders_that_cannot_be_listed_are_named(tmp_path: Path):
