@@ -53,7 +53,7 @@ def photos(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)
     for number in range(8):
-        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
+        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(path)
     real = jcl.pretrain

@@ -34,7 +34,7 @@ class RunError(JclError):
 
 
 class Diverged(RunError):
-    """The loss is not finite."""
+    """The loss or the weights are not finite."""
 
 
 class OutOfMemory(RunError):

@@ -180,7 +180,7 @@ def test_options_out_of_range(call, pretrained, option):
     assert code == 2 and option[0] in err and "Traceback" not in err
 
 
-def test_finetune_writes_its_folder_and_can_go_on_from_there(call, pretrained, npz):
+def test_finetune_writes_its_folder_and_can_go_on_from_there(call, refused, pretrained, npz):
     arguments = ("finetune", pretrained, "--labels", "50%", "--epochs", 2, "--workers", 0)
     code, out, err = call(*arguments, "--out", "tuned", "--json", "tuned.json")
     assert code == 0, err
@@ -197,6 +197,11 @@ def test_finetune_writes_its_folder_and_can_go_on_from_there(call, pretrained, n
     assert call("linear", "tuned/backbone.safetensors", npz, "--epochs", 1)[0] == 0
     code, _, err = call("knn", "tuned", npz)
     assert code == 1 and "tuned/backbone.safetensors." in err
+    settings = Path("tuned/finetune.json")
+    settings.write_text(settings.read_text().replace('"device": "auto"', '"device": "cuda:99"'))
+    Path("tuned/summary.json").unlink()
+    assert "cuda:99" in refused("finetune", "--resume", "tuned")
+    assert call("finetune", "--resume", "tuned", "--device", "cpu")[0] == 0 and Path("tuned/summary.json").exists()
     code, _, err = call("resume", "tuned")
     assert code == 1 and "`jcl finetune --resume tuned`" in err
     code, _, err = call(*arguments)  # without --out

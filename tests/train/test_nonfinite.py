@@ -1,6 +1,7 @@
 """Steps that are taken back: nothing of them is left, and without any nothing is different."""
 
 import copy
+import io
 import json
 import math
 from pathlib import Path
@@ -135,7 +136,9 @@ def go_wrong_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
 def test_a_run_leaves_out_what_went_wrong_counts_it_and_can_be_resumed(npz, tmp_path, monkeypatch):
     settings = tiny_settings(npz, train__on_nan="skip")
     go_wrong_at(monkeypatch, 2, 5, 7, 8, 9)
-    whole = pretrain(settings, tmp_path / "whole", console=QUIET)
+    printed = io.StringIO()
+    whole = pretrain(settings, tmp_path / "whole", console=Console(file=printed))
+    assert "Warning: 5 of 12 steps were skipped" in printed.getvalue()
     lines = [line for line in whole.metrics if line["kind"] == "train"]
     assert [(line["step"], line["skipped_steps"]) for line in lines] == [(3, 1), (6, 2), (9, 5), (12, 5)]
     assert [line["loss"] is None for line in lines] == [False, False, True, False]  # of no step, no mean

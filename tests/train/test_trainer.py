@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from jcl.errors import DataError, Interrupted, RunError
+from jcl.errors import DataError, Diverged, Interrupted, RunError
 from jcl.runs.checkpoint import Progress, list_checkpoints, load_checkpoint, newest_checkpoint
 from jcl.runs.folder import TrainingFolder
 from jcl.runs.metrics import read_metrics
@@ -53,6 +53,8 @@ class Regression(TrainingTask):
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
+        if self.at.get(step) == "ruined":
+            nn.init.constant_(self.module.bias, torch.inf)
         if self.at.get(step) == "stop":
             os.kill(os.getpid(), signal.SIGTERM)
         if self.at.get(step) == "unreadable":
@@ -118,6 +120,11 @@ def test_a_loss_that_is_not_finite_ends_training_and_is_never_saved(tmp_path, mo
     with pytest.raises(RunError, match=r"not finite after step \d+.*step-000000002"):
         train(tmp_path / "run", {2: "nan"}, save_every=2, log_every=log_every)
     assert [path.stem for path in list_checkpoints(tmp_path / "run/checkpoints")] == ["step-000000002"]
+
+
+def test_weights_that_are_not_finite_end_training(tmp_path):
+    with pytest.raises(Diverged, match=r"bias is not finite.*step-000000010.*--lr"):
+        train(tmp_path / "run", {11: "ruined"}, save_every=10)
 
 
 def test_unreadable_data_loses_no_step(tmp_path):

@@ -89,8 +89,8 @@ def finetune(options: commands.FinetuneOptions) -> dict[str, Any]:
     from jcl.commands.finetune import resume_finetuning
 
     if options.resume is not None:
-        options.refuse_others("resume", "workers", "json_file")
-        folder = resume_finetuning(options.resume, workers=options.worker_count)
+        options.refuse_others("resume", "workers", "device", "json_file")
+        folder = resume_finetuning(options.resume, workers=options.worker_count, device=options.given_device)
     else:
         folder = run_finetuning(options)
     summary = folder.summary()

@@ -63,7 +63,7 @@ def resume_detection(path: Path, options: DetectOptions, *, console: Console = S
     """Continue the training in a folder, exactly as if it had not been interrupted."""
     folder = DetectionFolder(path)
     settings = folder.settings()
-    with run_context(settings.device, settings.rank_timeout, console) as context:
+    with run_context(options.given_device or settings.device, settings.rank_timeout, console) as context:
         return _resume(folder, options, context)
 
 

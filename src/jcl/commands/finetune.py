@@ -86,14 +86,16 @@ def _squared_length(target: EvaluationTarget, images: ImageSource) -> float:
     return target.features(sample, console=Console(quiet=True)).values.square().sum(dim=1).mean().item()
 
 
-def resume_finetuning(path: Path, *, workers: int, console: Console = STDERR) -> FinetuneFolder:
-    """Continue a stopped fine-tuning from its newest good checkpoint, exactly as if it had never stopped."""
+def resume_finetuning(
+    path: Path, *, workers: int, device: str | None = None, console: Console = STDERR
+) -> FinetuneFolder:
+    """Continue from the newest good checkpoint as if training had never stopped, on its own device or on `device`."""
     folder = FinetuneFolder(path)
     settings = validated(FinetuneSettings, folder.stored_settings(), str(folder.settings_file))
     if folder.summary_file.exists():
         print_line(console, f"The fine-tuning in {folder.path} has finished; nothing to resume.")
         return folder
-    target = open_target(Path(settings.weights), settings.data, settings.train.device, console)
+    target = open_target(Path(settings.weights), settings.data, device or settings.train.device, console)
     work = _Finetuning(settings, target, classification_task(target.data), workers, console)
     folder.check_labels(work.names)
     folder.refuse_links()

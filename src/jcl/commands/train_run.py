@@ -147,6 +147,9 @@ class RunTraining:
                         write_classes(folder, class_accuracies(knn, names))
                     # Last: the summary marks the run as finished.
                     summary = self._write_summary(folder, trainer, peak_memory)
+                    if skipped := summary.get("skipped_steps"):
+                        lost = f"{skipped:,} of {trainer.progress.step:,} steps were skipped"
+                        self.context.log(f"Warning: {lost} because the loss was not finite. Use a lower --lr.")
                     if warning := baseline_warning("knn_top1", summary, "Train longer or on more images."):
                         self.context.log(f"Warning: {warning}")
         except KeyboardInterrupt:

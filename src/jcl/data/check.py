@@ -164,7 +164,7 @@ def _describe_unusual(found: Counter[str], source: ImageSource, images: int, sam
     if stored == RGB and found["gray"] == images > 0:
         lines["gray"] = "in gray: converted to RGB; --set data.channels=1 keeps one channel."
     if stored != RGB:
-        kept = "with 8 bits each" if stored.dtype == RGB.dtype else "in floats (16-bit integers divided by 65,535)"
+        kept = "with 8 bits each" if stored.dtype == RGB.dtype else "in floats (uint16 divided by 65,535)"
         notes.append(f"Images are kept as they are: {pluralize(stored.channels, 'channel')} {kept}.")
     return notes + [f"{pluralize(found[kind], 'image')}{sampled} {line}" for kind, line in lines.items() if found[kind]]
 

@@ -91,7 +91,7 @@ def _pillow_opens(content: bytes) -> bool:
 
 
 def to_tensor(values: NDArray[Any]) -> Tensor:
-    """Values as uint8 or float32; 16-bit integers are scaled to 0..1."""
+    """Values as uint8 or float32; unsigned 16-bit integers are scaled to 0..1, other numbers stay as they are."""
     if values.dtype.kind not in "buif":
         raise Refused(f"its values are {values.dtype}, not real numbers")
     if values.dtype == np.bool_:

@@ -174,12 +174,13 @@ def for_mmdetection(job: ExportJob) -> Content:
     depth, groups, width = _resnet_shape(name, weights)
     kind = "'ResNet'" if groups == 1 else f"'ResNeXt', groups={groups}, base_width={width}"
     mean, std = map(_scaled_to_255, (job.info.mean, job.info.std))
+    neck = "" if job.info.feature_width > 512 else ",\n    neck=dict(in_channels=[64, 128, 256, 512])"
     config = f"""model = dict(
     data_preprocessor=dict(mean={mean}, std={std}, bgr_to_rgb=True),
     backbone=dict(
         type={kind}, depth={depth}, style='pytorch', frozen_stages=-1, norm_eval=False,
         norm_cfg=dict(type='SyncBN', requires_grad=True),
-        init_cfg=dict(type='Pretrained', checkpoint={str(job.out)!r}, prefix='backbone.')))"""
+        init_cfg=dict(type='Pretrained', checkpoint={str(job.out)!r}, prefix='backbone.')){neck})"""
     state = {f"backbone.{part}": value for part, value in weights.items()}
     return _torch_bytes(state, job.info, "state_dict"), config
 
@@ -214,7 +215,8 @@ def for_ultralytics(job: ExportJob) -> Content:
     model += [f"  - [0, 1, Index, [{channels}, {place}]]" for channels, place in levels]
     use = f"""yolo = ultralytics.YOLO('model.yaml')
 yolo.model.load_state_dict(torch.load({str(job.out)!r}, weights_only=True), strict=False)
-yolo.load(yolo.model)  # training then starts from these weights"""
+yolo.load(yolo.model)  # training then starts from these weights
+# Images are padded with black instead of the mean color, which changes the features of images below about 224 px."""
     plain = replace(info, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     return _torch_bytes(state, plain), "\n".join(model), use
 
@@ -302,7 +304,7 @@ def _require_resnet(job: ExportJob, library: str) -> str:
     """torchvision's name of the ResNet, for libraries that take its weights."""
     info, name = job.info, resnet_name(weights_of(job.network), "")
     if name is None or torchvision_name(job.network, info) != name:
-        raise SettingsError(f"{library} takes ResNets, and {info.backbone} is not one that it has; {_ALWAYS}.")
+        raise SettingsError(f"{library} does not have the network {info.backbone}; {_ALWAYS}.")
     if info.stem != "imagenet":
         raise SettingsError(f"{library} has no ResNet with the {info.stem} stem of this backbone; {_SMALL_STEM}.")
     return name

@@ -219,8 +219,8 @@ def _default_size(name: str, stem: str) -> int:
 def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str, Tensor], name: str) -> str:
     prefixes = layouts.network_prefixes(tensors, expected)
     if not prefixes:
-        missing = f"most of its {len(expected):,} tensors ({list_some(expected, 3)}) are missing"
-        found = f"the file has {list_some(tensors, 3) or 'none'}. Name its network with --backbone"
+        missing = f"{len(expected.keys() - set(tensors)):,} of its {len(expected):,} tensors are missing"
+        found = f"the file has {list_some(tensors, 3) or 'none'}. If it holds another network, name it with --backbone"
         raise RunError(f"{weights.path} does not hold a {name}: {missing}; {found}.")
     if len(prefixes) > 1:
         found = " and ".join(prefix or "no prefix" for prefix in prefixes)

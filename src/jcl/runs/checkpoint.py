@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from jcl.errors import RunError
+from jcl.errors import Diverged, RunError
 from jcl.runs.atomic import atomic_open, make_folder, refuse_links
 from jcl.runs.folder import read_run_id
 
@@ -117,7 +117,7 @@ def write_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
     tensors = {name: value.contiguous() for name, value in snapshot.tensors.items()}
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise RunError(f"Step {snapshot.step} was not saved: {name} is not finite.")
+            raise Diverged(f"Step {snapshot.step} was not saved: {name} is not finite.")
     refuse_links(folder)
     make_folder(folder, parents=False)  # a run folder that was removed is not created again
     path = folder / f"step-{snapshot.step:09d}.safetensors"

@@ -45,6 +45,10 @@ class JsonOptions(SharedOptions):
 class DeviceOptions(SharedOptions):
     device: str = option("auto", "auto, cpu, cuda, cuda:1, ...", panel=HARDWARE)
 
+    @property
+    def given_device(self) -> str | None:
+        return self.device if "device" in self.model_fields_set else None
+
 
 class WorkersOptions(SharedOptions):
     workers: Count | None = option(None, "Decoding processes (default: one per core).", panel=HARDWARE)

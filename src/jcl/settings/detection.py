@@ -161,7 +161,7 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
         """Raise if options are missing or exclude each other."""
         unrelated = ("workers", "devices", "pictures", "json_file")
         if self.resume is not None:
-            self.refuse_others("resume", *unrelated)
+            self.refuse_others("resume", *unrelated, "device")
         elif self.eval_only is not None:
             self.refuse_others("eval_only", *unrelated, *CocoSettings.model_fields, "out", "device")
         elif not {"task", "init"} <= self.values.keys():

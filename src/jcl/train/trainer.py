@@ -247,6 +247,8 @@ class Trainer:
         self.record.sync()
         try:
             self.saver.finish(self.task.module, self.task.optimizer, self.progress)
+        except Diverged as error:
+            raise self._diverged(str(error).rstrip(".")) from None
         except RunError as error:
             if self.saver.moved:
                 raise

@@ -88,8 +88,8 @@ class ShardImages(EncodedImages):
         """What a user should know about damaged shards and missing labels."""
         found = []
         if self.damage:
-            reason = next(iter(self.damage.values()))
-            found.append(f"The shard {list_some(self.damage, 1)} is damaged; its readable part is used ({reason}).")
+            shards = list_some((f"{shard} ({reason})" for shard, reason in self.damage.items()), 3)
+            found.append(f"Only the readable part of damaged shards is used: {shards}.")
         if folders := self.folders_inside():
             remedy = "If they are classes, unpack the shards and pack the folder with `jcl shard FOLDER OUT`"
             found.append(f"No labels: folders in shards ({list_some(folders, 2)}) are not used as classes. {remedy}.")
