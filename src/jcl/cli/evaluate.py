@@ -21,7 +21,7 @@ _DETECTION_FIGURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 @command("knn", group=EVALUATE)
 def knn(options: commands.KnnOptions) -> dict[str, Any]:
-    """Evaluate frozen features with weighted k-nearest neighbors."""
+    """Evaluate frozen features: the nearest training images vote (weighted kNN)."""
     from jcl.commands.probes import measure_knn
 
     with progress_bar("features") as progress:
@@ -53,7 +53,7 @@ def _percent(value: float | None) -> str:
 def linear(options: commands.LinearOptions) -> dict[str, Any]:
     """Evaluate frozen features with a linear classifier.
 
-    Test labels are used once, at the end: everything is chosen on a part of the training images.
+    Settings are chosen on a part of the training images; test labels are used only once, at the end.
     """
     from jcl.commands.probes import measure_linear
 
@@ -81,7 +81,7 @@ def linear(options: commands.LinearOptions) -> dict[str, Any]:
 
 @command("finetune", group=EVALUATE)
 def finetune(options: commands.FinetuneOptions) -> dict[str, Any]:
-    """Train the whole network with all labels or a few of them.
+    """Fine-tune the whole network with all labels or a few of them.
 
     [dim]jcl finetune runs/photos photos/ --labels 10% --out runs/photos-10[/]
     """
@@ -121,7 +121,7 @@ def report(options: commands.ReportOptions) -> dict[str, Any]:
 
 @command("compare", group=EVALUATE)
 def compare(options: commands.CompareOptions) -> dict[str, Any]:
-    """Compare the features of runs or checkpoints without labels.
+    """Compare the features of runs or checkpoints, without using labels.
 
     [dim]jcl compare runs/photos runs/photos-2[/]
     [dim]jcl compare runs/photos/checkpoints/*[/]
@@ -222,7 +222,7 @@ def _print_matches(matches: Matches, columns: dict[str, list[Any]]) -> None:
 def detect(options: detection.DetectOptions) -> dict[str, Any] | None:
     """Train and evaluate a detector on COCO from a pre-trained backbone.
 
-    Other datasets (Pascal VOC, ...) need to be converted to COCO format.
+    Convert other data sets, such as Pascal VOC, to COCO's format first.
 
     [dim]jcl detect --task mask --coco coco/ --init runs/photos --out runs/photos-mask[/]
     """

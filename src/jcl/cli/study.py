@@ -24,7 +24,7 @@ _LEGEND = "sd: of q·k/t. Eq. 4: infinitely many keys, ± standard error. Eq. 7:
 
 @command("ablate", group=STUDY)
 def ablate(options: commands.AblateOptions) -> dict[str, Any] | None:
-    """Train with several values of a setting and plot the accuracy.
+    """Pre-train with several values of a setting and plot the accuracy.
 
     The same command again continues where it stopped; finished cells are kept.
 
@@ -47,7 +47,7 @@ def ablate(options: commands.AblateOptions) -> dict[str, Any] | None:
 
 @command("ablate-cell", group=STUDY)
 def ablate_cell(options: commands.AblateCellOptions) -> dict[str, Any]:
-    """Train and measure one cell of an ablation, or continue it.
+    """Train and measure one cell (one run) of an ablation, or continue it.
 
     `jcl ablate` starts this; so can the job arrays of a scheduler.
     """
@@ -102,7 +102,7 @@ def _mean(point: Point, metric: str) -> str:
 
 @command("distribution", group=STUDY)
 def distribution(options: commands.DistributionOptions) -> None:
-    """Compare networks by the similarity of the views of an image (Figure 3).
+    """Compare networks by the similarity of the views of an image (the paper's Figure 3).
 
     [dim]jcl distribution runs/jcl runs/moco-v2 -o figure3.png[/]
     [dim]jcl distribution runs/jcl weights.safetensors photos/[/]
@@ -145,7 +145,7 @@ def _print_distribution(report: DistributionReport) -> None:
 
 @command("bound", group=STUDY)
 def bound(options: commands.BoundOptions) -> None:
-    """Measure how tight the bound of Eq. 8 is and how Gaussian keys are.
+    """Measure how tight the paper's bound (Eq. 8) is and how Gaussian the keys are.
 
     [dim]jcl bound -o gaussian.png[/]
     [dim]jcl bound runs/photos -o bound.png[/]
@@ -223,7 +223,7 @@ def _warn_about_scales(row: BoundRow) -> None:
 
 @command("cost", group=STUDY)
 def cost(options: commands.CostOptions) -> None:
-    """Measure memory and time of a step for different numbers of keys.
+    """Measure memory and time of a training step for different numbers of keys.
 
     [dim]jcl cost --keys 1,2,4,8 -o cost.png[/]
     """

@@ -59,7 +59,7 @@ class WorkersOptions(SharedOptions):
 
 
 class DevicesOptions(SharedOptions):
-    devices: PositiveInt = option(1, "GPUs, or CPU processes.", panel=HARDWARE)
+    devices: PositiveInt = option(1, "Number of GPUs, or CPU processes.", panel=HARDWARE)
 
 
 class SeedOptions(SharedOptions):
@@ -123,7 +123,7 @@ class RunOptions(Options):
 class PretrainOptions(RunOptions, DevicesOptions, JsonOptions):
     out: Path | None = option(None, "Run folder (default: in runs/).")
     resume: Literal["never", "auto"] = option("never", "auto: continue a stopped run.")
-    profile: bool = option(False, "Only measure the parts of a step.", panel=OUTPUT)
+    profile: bool = option(False, "Only time the parts of a step.", panel=OUTPUT)
 
 
 class ResumeOptions(DevicesOptions, JsonOptions):
@@ -156,21 +156,21 @@ class LinearOptions(SeedOptions, FrozenOptions):
     protocol: ProbeProtocol = option(
         "fast", "fast: cached features, best of a grid; paper: random crops, lr 30, 100 epochs."
     )
-    lr: tuple[Positive, ...] = option((), "Learning rate; repeat for a grid (default: grid; 30 for paper).")
-    weight_decay: tuple[NotNegative, ...] = option((), "Weight decay; repeat for a grid (default: grid; 0 for paper).")
-    epochs: PositiveInt | None = option(None, "Epochs (default: depends on the number of images; 100 for paper).")
-    batch_size: BatchSize = option(256, "Images per forward pass; for paper, images per training step.")
+    lr: tuple[Positive, ...] = option((), "Learning rate; repeat for a grid (default: a grid; paper: 30).")
+    weight_decay: tuple[NotNegative, ...] = option((), "Weight decay; repeat for a grid (default: a grid; paper: 0).")
+    epochs: PositiveInt | None = option(None, "Epochs (default: by the number of images; paper: 100).")
+    batch_size: BatchSize = option(256, "Images per forward pass; paper: per training step.")
     least_crop: Annotated[float, Field(ge=0.01, le=1.0)] = option(
-        0.08, "Smallest fraction of an image in a training crop (paper)."
+        0.08, "paper: smallest fraction of an image in a training crop."
     )
-    out: Path | None = option(None, "Folder for checkpoints (paper); the same command again resumes from it.")
+    out: Path | None = option(None, "paper: folder for checkpoints; the same command again resumes.")
     per_class: bool = option(False, "Show the accuracy of each class too.", panel=OUTPUT)
-    compile: bool = option(False, "Compile the backbone (paper; pays off in long runs).", panel=HARDWARE)
+    compile: bool = option(False, "paper: compile the backbone (pays off in long runs).", panel=HARDWARE)
 
 
 class FinetuneOptions(SeedOptions, EvaluationOptions):
     weights: Path | None = argument("RUN_OR_WEIGHTS", _WEIGHTS, None)  # type: ignore[assignment]
-    labels: str = option("100%", "10%, 20-per-class, ...")
+    labels: str = option("100%", "Labels to train with: 10%, 20-per-class, ...")
     out: Path | None = option(None, "Folder (default: a new one in runs/).")
     resume: Path | None = option(None, "Continue the fine-tuning in this folder.", metavar="FOLDER")
     from_scratch: bool = option(False, "Start from random weights (a baseline).")
@@ -179,7 +179,7 @@ class FinetuneOptions(SeedOptions, EvaluationOptions):
     lr: Positive | None = option(None, "Learning rate of the last backbone stage (default: scales with the batch).")
     head_lr: Positive | None = option(None, "Learning rate of the new classifier (default: from batch and features).")
     layer_decay: float | None = option(None, "Ratio between the learning rates of consecutive stages (default: 0.7).")
-    weight_decay: NotNegative = option(1e-4, "Weight decay, not of norms and biases.")
+    weight_decay: NotNegative = option(1e-4, "Weight decay; norms and biases have none.")
     warmup_epochs: NotNegative | None = option(None, "Warm-up epochs (default: a tenth).")
     label_smoothing: float = option(0.0, "Label smoothing.")
     jitter: bool = option(False, "Add color jitter to crops and flips.")
@@ -198,7 +198,7 @@ ViewCount = Annotated[int, Field(ge=2, le=65_536)]
 
 class NetworksOptions(Options):
     weights: tuple[str, ...] = argument(
-        "RUN", "Runs, checkpoints of a run or weights files; the last may be the data (default: the first run's)."
+        "RUN", "Runs, checkpoints or weights files; last, optionally, the data (default: the first run's)."
     )
     views: str | None = option(None, "View recipe, such as moco-v2 (default: the first run's views).", metavar="RECIPE")
 
@@ -226,15 +226,15 @@ class NeighboursOptions(DeviceOptions, ForceOptions, JsonOptions):
 
 
 class AblateOptions(RunOptions, JsonOptions):
-    over: tuple[str, ...] = option((), "Setting to vary; repeat: a grid.", metavar="NAME=VALUES")
-    each_alone: bool = option(False, "Vary one setting at a time.")
-    seeds: str = option("1", "Seeds: 3, or 0,7,42.")
+    over: tuple[str, ...] = option((), "Setting to vary; several: a grid.", metavar="NAME=VALUES")
+    each_alone: bool = option(False, "One setting at a time, not a grid.")
+    seeds: str = option("1", "Number of seeds, or list: 0,7,42.")
     protocol: ProbeProtocol = option(
         "fast", "Linear probe: fast, or the one of the paper's ablations (lr 10, 100 epochs)."
     )
     out: Path | None = option(None, "Folder (default: in runs/).")
     at_once: PositiveInt = option(1, "Parallel cells per GPU or CPU.", panel=HARDWARE)
-    plan_only: bool = option(False, "Write the cells; run none.")
+    plan_only: bool = option(False, "Write the cells, but run none.")
 
 
 class AblateCellOptions(JsonOptions):
@@ -264,7 +264,7 @@ class DistributionOptions(NetworksOptions, ViewOptions):
 
 
 class BoundOptions(ViewOptions):
-    run: Path | None = argument("RUN", "A run, a checkpoint of it or of MoCo's authors (default: Gaussian keys).", None)
+    run: Path | None = argument("RUN", "A run, or a checkpoint of it, MoCo or JCL (default: Gaussian keys).", None)
     data: str | None = argument("DATA", "Images (default: the data of the run).", None)
     scales: Listed[NotNegative] = option("1,4", "Covariance scales of Eq. 8.", metavar="LIST")
     dimensions: Listed[Annotated[int, Field(ge=2)]] = option("32,128", "Dimensions of Gaussian keys.", metavar="LIST")
@@ -272,16 +272,16 @@ class BoundOptions(ViewOptions):
         "0.1,0.2,0.4,0.6", "Spreads of Gaussian keys, between 0 and 1.", metavar="LIST"
     )
     temperatures: Listed[Positive] = option(
-        "0.1,0.2", "Temperatures for Gaussian keys, or of MoCo's checkpoint.", metavar="LIST"
+        "0.1,0.2", "Temperatures of Gaussian keys, or of the authors' checkpoint.", metavar="LIST"
     )
-    negatives: PositiveInt = option(4096, "Negatives for Gaussian keys; a run has its queue.")
+    negatives: PositiveInt = option(4096, "Negatives of Gaussian keys; a run has its queue.")
     draws: Annotated[int, Field(ge=100)] = option(16_384, "Gaussian keys drawn for each image.")
     images: PositiveInt | None = option(None, "Images (default: 256 of a run, 16 with Gaussian keys).")
-    keys: Annotated[int, Field(ge=1, le=65_536)] = option(256, "Views of each image of a run that serve as keys.")
+    keys: Annotated[int, Field(ge=1, le=65_536)] = option(256, "Key views of each image of a run.")
 
 
 class CostOptions(PlotOptions, DeviceOptions):
-    keys: Listed[PositiveInt] = option("1,2,4,8,16,32", "Numbers of keys M.", metavar="LIST")
+    keys: Listed[PositiveInt] = option("1,2,4,8,16,32", "Numbers of keys per image.", metavar="LIST")
     recipe: str | None = option(None, "Recipe (default: the paper's on a GPU, a small network on a CPU).")
     backbone: str | None = option(None, "Network, such as resnet18.")
     image_size: PositiveInt | None = option(None, "Side of the views in pixels.")

@@ -30,7 +30,7 @@ _SHORT_SIDE_STEP = 32
 class CocoSettings(Options):
     """Where images and annotations are: a folder in COCO's layout, or each part by itself."""
 
-    folder: Path | None = option(None, "COCO folder, or images/ and instances.json.", "--coco")
+    folder: Path | None = option(None, "Folder in COCO's layout, or with images/ and instances.json.", "--coco")
     train_json: Path | None = option(None, "Annotations to train on.", panel=DATA)
     val_json: Path | None = option(None, "Annotations to test on.", panel=DATA)
     images: Path | None = option(None, "Image folder.", panel=DATA)
@@ -47,7 +47,7 @@ class DetectionSettings(Section):
     """Task, data, initial backbone, sizes and schedule of a detector."""
 
     task: Task = option(..., "Detector: box, mask or keypoint R-CNN.", metavar="TASK")
-    init: str = option(..., "Run, weights file or random.")
+    init: str = option(..., "Backbone: run, weights file or random.")
     backbone: str = option(..., "With --init random (default: resnet50).", panel=SETTINGS)
     label: str = option(..., "Name in tables (default: that of --init).", panel=SETTINGS)
     mean: Triple = (0.485, 0.456, 0.406)
@@ -59,16 +59,16 @@ class DetectionSettings(Section):
         (640, 800), "Short sides in training.", panel=SETTINGS, metavar="MIN MAX"
     )
     test_short_side: PositiveInt = option(800, "Short side in tests (default: MAX).", panel=SETTINGS)
-    max_side: PositiveInt = option(1333, "Longest side (default: 5/3 of the short).", panel=SETTINGS)
-    rois_per_image: Annotated[int, Field(ge=4)] = option(512, "Regions per image.", panel=SETTINGS)
+    max_side: PositiveInt = option(1333, "Longest side (default: 5/3 of MAX).", panel=SETTINGS)
+    rois_per_image: Annotated[int, Field(ge=4)] = option(512, "Regions per image that train the heads.", panel=SETTINGS)
     iterations: PositiveInt = option(ITERATIONS["1x"], "Training iterations.")
     batch_size: PositiveInt = option(_PAPER_BATCH, "Images per iteration.")
-    accumulate: PositiveInt = option(1, "Parts of a batch.", panel=SETTINGS)
+    accumulate: PositiveInt = option(1, "Parts of a batch: saves memory.", panel=SETTINGS)
     lr: Positive = option(_PAPER_LR, "Learning rate (default: 0.02 * batch / 16).")
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     weight_decay: NotNegative = 1e-4
-    warmup: Count = option(_MAX_WARMUP, "Warm-up (default: 1000 or a tenth).", panel=SETTINGS)
-    checkpoint_every: PositiveInt = option(1000, "Iterations per checkpoint.", panel=OUTPUT)
+    warmup: Count = option(_MAX_WARMUP, "Warm-up iterations (default: a tenth, at most 1000).", panel=SETTINGS)
+    checkpoint_every: PositiveInt = option(1000, "Iterations between checkpoints.", panel=OUTPUT)
     precision: Precision = option("auto", "auto (default), float32 or bfloat16.", panel=HARDWARE, metavar="TEXT")
     device: str = "auto"
     rank_timeout: Positive = RANK_TIMEOUT

@@ -68,7 +68,7 @@ LOCATION = "Folder, .npz or .npy file, shards ('s/{00..99}.tar'), hf:user/datase
 class DataSettings(Section):
     location: str = Field("", description=LOCATION)
     root: str = Field("", description="Folder for downloaded data sets (default: $JCL_DATA or ~/.cache/jcl/data).")
-    subset: str = Field("", description="Classes: imagenet100, or a file with one per line.")
+    subset: str = Field("", description="Classes to use: imagenet100 or a file, one per line.")
     download: bool = Field(True, description="Download data sets that are not in data.root.")
     channels: Channels | Auto = Field("auto", description="Channels of the images; 1 or 3 converts gray and color.")
     canvas: PositiveInt | Auto = Field("auto", description="Longest side in pixels of decoded images.")
@@ -80,14 +80,16 @@ class DataSettings(Section):
 
 class ViewSettings(Section):
     recipe: ViewName | Auto = Field("moco-v2", description=f"Augmentations: {', '.join(get_args(ViewName))}.")
-    image_size: PositiveInt | Auto = Field("auto", description="Side of views, in px; ResNets: 96 is faster than 64.")
+    image_size: PositiveInt | Auto = Field("auto", description="Side of the views in pixels.")
     min_scale: CropFraction = Field(0.2, description="Smallest fraction of an image in a crop.")
     brightness: NotNegative | None = Field(None, description="Brightness in the color jitter (default: the recipe's).")
     contrast: NotNegative | None = Field(None, description="Contrast in the color jitter (default: the recipe's).")
     saturation: NotNegative | None = Field(None, description="Saturation in the color jitter (default: the recipe's).")
     hue: HueShift | None = Field(None, description="Hue in the color jitter (default: the recipe's).")
-    noise: NotNegative | None = Field(None, description="Noise of channels without color (default: the recipe's).")
-    color: bool | Auto = Field("auto", description="Channels are red, green, blue; otherwise each has its own jitter.")
+    noise: NotNegative | None = Field(
+        None, description="Noise of channels that are not colors (default: the recipe's)."
+    )
+    color: bool | Auto = Field("auto", description="Channels are red, green and blue; false: jitter each by itself.")
     jitter_probability: Probability | None = Field(None, description="Color jitter (default: the recipe's).")
     gray_probability: Probability | None = Field(None, description="Grayscale (default: the recipe's).")
     blur_probability: Probability | None = Field(None, description="Gaussian blur (default: the recipe's).")
@@ -97,7 +99,9 @@ class ViewSettings(Section):
     vertical_flip_probability: Probability | None = Field(None, description="Vertical flip (default: the recipe's).")
     rotation_probability: Probability | None = Field(None, description="Right-angle rotation (default: the recipe's).")
     local_size: PositiveInt | Auto = Field("auto", description="Side of the small crops of local queries in pixels.")
-    local_scale: tuple[CropFraction, CropFraction] | Auto = Field("auto", description="Fraction of an image in these.")
+    local_scale: tuple[CropFraction, CropFraction] | Auto = Field(
+        "auto", description="Fraction of an image in small crops."
+    )
     mean: PerChannel | Auto = Field("auto", description="Mean of the channels, for normalization.")
     std: PositivePerChannel | Auto = Field("auto", description="Standard deviation of the channels, for normalization.")
 
@@ -105,7 +109,7 @@ class ViewSettings(Section):
 class ModelSettings(Section):
     backbone: str = Field("resnet50", description="Backbone in torchvision or timm.")
     init: str = Field("", description="Weights to start from: imagenet, timm, a run or a weights file.")
-    freeze: Count = Field(0, description="First stages of a ResNet that keep the weights of init; 1: the stem.")
+    freeze: Count = Field(0, description="How many first stages of a ResNet keep the weights of init; 1: the stem.")
     stem: Literal["imagenet", "medium", "small"] | Auto = Field(
         "auto", description="First layers: imagenet for photographs, medium or small (slower) for views of 64 or 32 px."
     )
@@ -133,7 +137,9 @@ class MethodSettings(Section):
     temperature: Positive = Field(0.2, description="Softmax temperature, tau.")
     queue_size: PositiveInt | Auto = Field("auto", description="Past keys kept as negatives, K.")
     key_momentum: Fraction | Auto = Field("auto", description="Momentum of the key encoder.")
-    key_momentum_schedule: Literal["constant", "cosine"] = Field("constant", description="Constant, or cosine to 1.")
+    key_momentum_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="Constant, or rising to 1 by a cosine."
+    )
 
 
 class TrainSettings(Section):
@@ -160,7 +166,7 @@ class TrainSettings(Section):
     compile: bool | Auto = Field("auto", description="Fuse or compile the step (auto: on a GPU).")
     cuda_graph: bool | Auto = Field("auto", description="Record a step as one CUDA graph (auto: on a GPU).")
     key_passes: PositiveInt | Auto = Field("auto", description="Forward passes in which the keys are encoded.")
-    accumulate: PositiveInt = Field(1, description="Micro-batches of a step: saves memory.")
+    accumulate: PositiveInt = Field(1, description="Number of micro-batches of a step: saves memory.")
     checkpoint_activations: bool = Field(False, description="Compute activations twice: less memory, but slower.")
     rank_timeout: Positive = Field(600.0, description="Seconds to wait for a rank that does not respond.")
     on_nan: Literal["stop", "skip"] = Field("stop", description="What to do if the loss is not finite.")
@@ -175,10 +181,12 @@ class RecordSettings(Section):
     keep: PositiveInt = Field(2, description="Number of newest checkpoints to keep.")
     knn_every: Count = Field(10, description="Epochs between kNN evaluations; 0: only at the end.")
     knn_k: PositiveInt | Auto = Field(200, description="Neighbors that vote in kNN.")
-    knn_images: PositiveInt = Field(50_000, description="Training images that kNN compares with at most.")
+    knn_images: PositiveInt = Field(50_000, description="Most training images that vote in kNN during training.")
     knn_temperature: Positive = Field(0.1, description="Temperature of the kNN votes.")
     tensorboard: bool = Field(True, description="Write TensorBoard events.")
-    track: Literal["none", "wandb", "mlflow", "trackio"] = Field("none", description="wandb, mlflow or trackio.")
+    track: Literal["none", "wandb", "mlflow", "trackio"] = Field(
+        "none", description="Tracker: wandb, mlflow or trackio."
+    )
     report: bool = Field(True, description="Write report.html at the end.")
 
 
