@@ -1,4 +1,4 @@
-"""Joint Contrastive Learning with lightly: its views, head and momentum update, our loss and queue.
+"""Joint Contrastive Learning with lightly: its views, head and momentum update with jcl's loss and queue.
 
     python examples/lightly_loop.py --epochs 10
 
