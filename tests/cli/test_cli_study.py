@@ -67,6 +67,13 @@ def test_distribution_of_weights_files_on_other_images(call, runs, image_folder)
     assert all(".png," in line for line in Path("v.csv").read_text().splitlines()[1:])
 
 
+@pytest.mark.parametrize("command", ["distribution", "compare", "bound"])
+def test_unreadable_images_are_reported(call, runs, image_folder, command):
+    (image_folder / "cats/000.png").write_bytes(b"not an image")
+    code, _, err = call(command, runs["jcl"], image_folder, "--workers", 0)
+    assert code == 0 and "1 unreadable image: cats/000.png" in err, err
+
+
 def test_distribution_of_the_projection(call, runs):
     code, _, err = call("distribution", runs["jcl"], "--of", "projection", "--views-per-image", 3, "--json", "f.json")
     figures = json.loads(Path("f.json").read_text())

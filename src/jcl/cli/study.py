@@ -139,8 +139,6 @@ def _print_distribution(report: DistributionReport) -> None:
         echo("The features differ in width: compare their similarities, not their variances.")
     for note in report.notes:
         echo(f"Note: {note}")
-    if report.summary["skipped"]:
-        echo(f"Skipped {pluralize(report.summary['skipped'], 'unreadable image')}.")
 
 
 @command("bound", group=STUDY)

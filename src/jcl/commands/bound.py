@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from jcl.commands.inputs import open_chosen_data
 from jcl.commands.run import open_trained
-from jcl.console import STDERR, ProgressCallback
+from jcl.console import STDERR, ProgressCallback, warn_skipped
 from jcl.core.method import ContrastiveLearner
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
@@ -69,6 +69,7 @@ def bound_along_training(options: BoundOptions, run: Path, progress: ProgressCal
             raise RunError(f"All keys of an image are identical at step {step} of {run}: the features have collapsed.")
         row = study.bound_row(similarities, negatives, scales)
         steps.append(study.StepBound(step, row, study.normality(similarities), float(learner.queue.filled())))
+    warn_skipped(STDERR, sampler.skipped)
     count = len(similarities)
     reference = study.gaussian_reference(max(count, 2000), options.keys, options.seed)
     return RunBounds(steps, reference, float(settings.method.temperature), own_scale, count, options.keys)

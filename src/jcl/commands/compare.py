@@ -13,7 +13,7 @@ from torch import nn
 
 from jcl.commands.inputs import distinct_names, open_chosen_data
 from jcl.commands.run import open_trained
-from jcl.console import STDERR, ProgressCallback, join_words, plain_names
+from jcl.console import STDERR, ProgressCallback, join_words, plain_names, warn_skipped
 from jcl.data import ImageSource
 from jcl.distributed.device import choose_device, to_device
 from jcl.errors import DataError, RunError, SettingsError
@@ -122,6 +122,7 @@ def compare_views(options: DistributionOptions, progress: ProgressCallback) -> D
     sampler = distribution.view_sampler(options, device, canvas, progress)
     rows = distribution.sample_rows(source, options.images, options.seed)
     spreads, readable = distribution.view_spreads(networks, source, rows, sampler, options.views_per_image)
+    warn_skipped(STDERR, sampler.skipped)
     summary = {
         "images": len(readable),
         "views_per_image": options.views_per_image,
@@ -203,6 +204,7 @@ def compare_quality(options: CompareOptions, progress: ProgressCallback) -> Comp
         halves = features.resample(quality) if len(paths) > 1 else []
         found.append(Compared(network.name, quality, halves, _recorded_knn(path) if path in trained else None))
         progress(len(found), len(paths))
+    warn_skipped(STDERR, sampler.skipped)
     lost = [run.name for run in found if math.isnan(run.quality.rankme)]
     notes = [*notes, *(f"{name} gives NaN or infinite features; it may have diverged." for name in lost)]
     few = [f"{MIN_IMAGES} images or more are needed to say which is better."] if images < MIN_IMAGES else []
