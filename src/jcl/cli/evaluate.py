@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from typing import TYPE_CHECKING, Any
 
 from jcl.cli.options import EVALUATE, command
@@ -204,18 +203,15 @@ def neighbours(options: commands.NeighboursOptions) -> dict[str, Any]:
 
 
 def _print_matches(matches: Matches, columns: dict[str, list[Any]]) -> None:
-    columns = columns | {"class": [name or "" for name in columns["class"]]}
-    lines = list(zip(*columns.values(), strict=True))
-    count = matches.found.rows.shape[1]
-    shown = {"name": True, "class": any(columns["class"]), "split": len(set(columns["split"])) > 1}
-    titles = ["rank", "similarity", "row", *itertools.compress(shown, shown.values())]
-    for place, query in enumerate(matches.queries):
+    names = ["rank", "similarity", "row", "name"]
+    names += ["class"] if any(columns["class"]) else []
+    names += ["split"] if len(set(columns["split"])) > 1 else []
+    texts = {name: ["" if value is None else str(value) for value in columns[name]] for name in names}
+    texts["similarity"] = [f"{value:.4f}" for value in columns["similarity"]]
+    rows, k = list(zip(*texts.values(), strict=True)), matches.found.rows.shape[1]
+    for number, query in enumerate(matches.queries):
         echo(query.name)
-        rows = [
-            [str(rank), f"{similarity:.4f}", str(row), *itertools.compress(texts, shown.values())]
-            for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]
-        ]
-        out.print(text_table(titles, rows))
+        out.print(text_table(names, rows[number * k : (number + 1) * k]))
 
 
 @command("detect", group=EVALUATE)
