@@ -12,12 +12,14 @@ import pytest
 import yaml
 from rich.console import Console
 
-from ablation_tools import ablated, results, small_plan
+from ablation_tools import QUIET, ablated, results, small_plan
 from fault_tools import at_steps
+from jcl.commands.ablate import plan_ablation
 from jcl.commands.pretrain import pretrain
 from jcl.commands.run import Run
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError
 from jcl.runs.json_object import read_object, write_object
+from jcl.settings.commands import AblateOptions
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
 from jcl.studies.cells import full_name
@@ -291,6 +293,13 @@ def test_a_grid_has_no_cell_for_auto_beside_the_value_that_it_becomes(npz):
         (*v, seed) for seed in (0, 1) for v in values
     ]
     assert len(said.file.getvalue().splitlines()) == 2 and "queue_size auto, weight_decay 0.1" in said.file.getvalue()
+
+
+def test_a_seed_for_settings_that_are_valid_only_with_values_of_an_axis(npz):
+    """The recipe's batch of 128 does not consist of three groups."""
+    assignments, over = ("model.bn_groups=3", "views.image_size=16", "train.key_passes=1"), ("batch_size=6,12",)
+    options = AblateOptions(data=str(npz), recipe="demo", assignments=assignments, over=over, seed=7)
+    assert [cell.seed for cell in plan_ablation(options, QUIET).cells] == [7, 7]
 
 
 def test_alone_auto_is_not_trained_beside_the_value_that_it_becomes(npz):

@@ -79,8 +79,8 @@ def plan_ablation(options: AblateOptions, console: Console) -> Plan:
     def build(values: Mapping[str, Any]) -> Settings:
         return with_absolute_paths(options.settings(given | dict(values)))
 
-    seeds = planning.parse_seeds(options.seeds, build({}).train.seed if "train.seed" in given else 0)
     base = build({}) if alone else planning.base_settings(axes, build)
+    seeds = planning.parse_seeds(options.seeds, base.train.seed if "train.seed" in given else 0)
     cells = planning.build_cells(axes, seeds, build, alone=alone)  # checks the values before the data is opened
     for together in [{name: values} for name, values in axes.items()] if alone else [axes]:
         planning.refuse_ignored(together, base)
@@ -116,7 +116,8 @@ def _without_duplicates(cells: Sequence[Cell], facts: DataFacts, console: Consol
             skipped[describe(cell.values)] = describe(same.values)
     for values, same_values in skipped.items():
         print_line(console, f"Skipping {values}: same as {same_values}.")
-    return [cell for cell in cells if any(cell is each for each in kept.values())]
+    names = {cell.name for cell in kept.values()}
+    return [cell for cell in cells if cell.name in names]
 
 
 def _data_summary(data: ImageData) -> dict[str, Any]:
