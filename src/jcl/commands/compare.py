@@ -57,15 +57,15 @@ def open_networks(
     folders = {path: RunFolder(checkpoint_run(path) or path) for path in paths}
     settings = {path: folder.settings() for path, folder in folders.items() if folder.settings_file.is_file()}
     networks, notes = _load_networks(paths, settings, options.views, of, device)
-    own = next(iter(settings.values()), None)
-    data = open_chosen_data(location, own, paths[-1], STDERR, len(networks[0].recipe.mean))
+    first = next(iter(settings.values()), None)
+    data = open_chosen_data(location, first, paths[-1], STDERR, len(networks[0].recipe.mean))
     source = data.train if split == "train" else data.test
     if source is None:
         raise DataError(f"{data.train.description} has no test images; use --split train.")
     # The size at which images are decoded in training.
     sizes = {network.recipe.size for network, path in zip(networks, paths, strict=True) if path not in settings}
-    canvas = max([own.data.canvas for own in settings.values()] + [canvas_side(size, 0.2) for size in sizes])
-    images = own and not location and (own.data.location, own.data.subset)
+    canvas = max([run.data.canvas for run in settings.values()] + [canvas_side(size, 0.2) for size in sizes])
+    images = None if first is None or location else (first.data.location, first.data.subset)
     trained = [path for path, run in settings.items() if (run.data.location, run.data.subset) == images]
     return Networks(paths, networks, source, canvas, notes, trained)
 
