@@ -58,6 +58,11 @@ def hub_name(location: str | Path) -> str:
     return text.removeprefix("hf:") if text.startswith("hf:") and not text.startswith("hf://") else ""
 
 
+def absolute_path(path: str | Path) -> str:
+    """The absolute path of a run or weights file; `hf:NAME` is unchanged."""
+    return str(path) if hub_name(path) else str(expand_user(path).resolve())
+
+
 def printable(name: str) -> str:
     """The name of a file, with bytes that are not UTF-8 replaced."""
     return os.fsencode(name).decode("utf-8", "replace")

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import http.server
 import json
+import signal
 import threading
 from pathlib import Path
 
@@ -14,10 +15,16 @@ from safetensors.torch import load_file
 from sample_networks import assert_features, open_source
 
 import jcl
-from jcl.errors import RunError, SettingsError
+from jcl.commands.embed import embed
+from jcl.commands.finetune import resume_finetuning
+from jcl.errors import Interrupted, RunError, SettingsError
+from jcl.evaluate.feature_file import read_feature_file
 from jcl.export import export_backbone
 from jcl.export.loading import read_initial
+from jcl.settings.commands import EmbedOptions
+from jcl.settings.detection import DetectOptions
 from small_runs import tiny_settings
+from supervised_tools import finetune, stop_after
 
 COMMIT = "0123456789" * 4
 
@@ -37,15 +44,37 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_a_repository_is_a_backbone(source, cache):
+@pytest.fixture
+def repository(source, cache) -> str:
+    """A downloaded model."""
     export_backbone(source.file, "hub-folder", cache / f"models--me--net/snapshots/{COMMIT}")
     (cache / "models--me--net/refs").mkdir()
     (cache / "models--me--net/refs/main").write_text(COMMIT)
+    return "hf:me/net"
+
+
+def test_a_repository_is_a_backbone(source, repository):
     network = jcl.load_backbone("hf:me/net")
     assert_features(network, source)
     assert network.info.mean == (0.5, 0.4, 0.3)
     assert_features(jcl.load_backbone(f"hf:me/net@{COMMIT}"), source)
     assert read_initial(tiny_settings("images", model__init="hf:me/net")).tensors
+
+
+def test_a_fine_tuning_of_a_repository_is_resumed(repository, npz, tmp_path, monkeypatch):
+    options = {"epochs": 2, "batch_size": 8, "device": "cpu", "workers": 0, "out": tmp_path / "tuned"}
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            finetune(Path(repository), str(npz), **options)
+    assert resume_finetuning(tmp_path / "tuned", workers=0).summary()["epochs"] == 2
+
+
+def test_files_name_a_repository_as_it_was_given(repository, npz, tmp_path):
+    embed(EmbedOptions(weights=Path(repository), data=str(npz), out=tmp_path / "f.npz", device="cpu"))
+    assert read_feature_file(tmp_path / "f.npz").info.weights == repository
+    start = {"backbone": "resnet18", "mean": (0.0,) * 3, "std": (1.0,) * 3, "label": "net"}
+    assert DetectOptions(task="box", init=repository).settings(**start).init == repository
 
 
 def test_a_repository_that_is_not_there(cache):

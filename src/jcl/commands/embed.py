@@ -22,7 +22,7 @@ from jcl.evaluate.features import labels_of
 from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
 from jcl.export.backbone_file import weights_digest
 from jcl.export.loading import open_backbone
-from jcl.paths import expand_user, location_path, printable
+from jcl.paths import absolute_path, expand_user, location_path, printable
 from jcl.report.contents import NamedImage, NeighbourRow
 from jcl.report.figures import draw_neighbours
 from jcl.settings.commands import EmbedOptions, NeighboursOptions
@@ -41,7 +41,7 @@ def embed(options: EmbedOptions, *, progress: ProgressCallback = no_progress) ->
         raise DataError(f"{options.data} has no split {options.split!r}; use --split {' or '.join(splits)} or all.")
     sources = splits if options.split == "all" else {options.split: splits[options.split]}
     info = FeatureInfo(
-        weights=str(expand_user(options.weights).resolve()),
+        weights=absolute_path(options.weights),
         weights_digest=weights_digest(target.backbone),
         backbone=target.info.backbone,
         image_size=target.info.image_size,
@@ -151,7 +151,7 @@ def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptio
     """Features (n, d) of image files, extracted like those of the index."""
     path = options.weights or Path(table.info.weights)
     if options.weights is None and not path.exists():
-        raise RunError(f"{path}, which made {options.index}, does not exist; give the weights with --weights.")
+        raise RunError(f"{path}, which made {options.index}, is not a local path; give the weights with --weights.")
     loaded = open_backbone(path)
     same_width = loaded.info.feature_width == table.features.shape[1]
     if not same_width or weights_digest(loaded.network) != table.info.weights_digest:

@@ -21,6 +21,7 @@ from jcl.evaluate.classification import ClassificationTask, classification_task,
 from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import Classifier, FinetuneSettings
 from jcl.export import load_backbone, save_backbone
+from jcl.paths import absolute_path
 from jcl.settings.commands import FinetuneOptions
 from jcl.settings.schema import validated
 
@@ -64,7 +65,7 @@ def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> Fi
     lr = round(DEFAULT_LR * root, 6) if options.lr is None else options.lr
     head_lr, layer_decay = (lr, 1.0) if options.from_scratch else (round(DEFAULT_HEAD_LR * root, 6), 0.7)
     values = options.model_dump(include={"labels", "from_scratch", "label_smoothing", "jitter"}) | {
-        "weights": str(weights.resolve()),
+        "weights": absolute_path(weights),
         "data": None if options.data is None else absolute_location(options.data),
         "head_lr": head_lr if options.head_lr is None else options.head_lr,
         "train": options.model_dump(include={"epochs", "weight_decay", "seed", "device", "compile"})

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from jcl.errors import SettingsError
-from jcl.paths import expand_user
+from jcl.paths import absolute_path
 from jcl.settings import options
 from jcl.settings.commands import DeviceOptions, DevicesOptions, JsonOptions, WorkersOptions
 from jcl.settings.options import DATA, HARDWARE, OUTPUT, SETTINGS, Options, argument, option
@@ -149,7 +149,7 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
         values = start | {"iterations": iterations} | self.values | {"backbone": start["backbone"]}
         values["coco"] = self.coco() or CocoSettings()
         if values["init"] != RANDOM:
-            values["init"] = str(expand_user(values["init"]).resolve())
+            values["init"] = absolute_path(values["init"])
         checked = validated(DetectionSettings, values, "the options of `jcl detect`")
         derived = {"lr": scaled_lr(checked.batch_size), "warmup": default_warmup(checked.iterations)}
         if "short_side" in values:
