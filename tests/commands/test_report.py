@@ -267,6 +267,16 @@ def test_figures_of_other_commands(page_runs: Path, tmp_path: Path) -> None:
     assert "linear probe, top-5" not in page.text and "fine-tuned" not in page.text
 
 
+def test_results_that_report_and_compare_repeat_do_not_replace_the_measured_ones(
+    page_runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(page_runs / "arrays/run", tmp_path / "run")
+    before = read_run(tmp_path / "run", "run").measured
+    (tmp_path / "run/report.json").write_text('{"file": "a.html", "knn_top1": 1.0, "linear_top1": 2.0}')
+    (tmp_path / "run/compare.json").write_text('{"images": 34, "halves": 100, "rankme": 3.0, "knn_top1": 4.0}')
+    assert read_run(tmp_path / "run", "run").measured == before
+
+
 def test_figures_measured_in_different_ways_stand_in_rows_of_their_own(page_runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(page_runs / "arrays/run", run)

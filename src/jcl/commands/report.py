@@ -31,6 +31,7 @@ from jcl.settings.commands import ReportOptions
 from jcl.settings.schema import Settings, with_values
 
 _MAX_SKIPPED = 1_000_000  # characters of skipped.txt
+_REPEATS = {"file", "halves"}  # in the JSON of `jcl report` and `jcl compare`, which repeat the results of others
 
 
 def report_runs(options: ReportOptions) -> tuple[Sequence[RunContents], dict[str, Any]]:
@@ -150,8 +151,9 @@ def _measured(path: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[Metric, 
         first = {} if "start_knn_top1" in line else {"untrained_knn_top1": line.get("knn_top1")}
         training |= line if line["step"] else first
     files = sorted(path.glob("*.json"), key=lambda file: (file.name != "summary.json", file.name))
+    stored = [values for file in files if (values := _read_json(file)) and not _REPEATS & values.keys()]
     found: dict[Metric, Estimate] = {}
-    for values in (training, *(_read_json(file) or {} for file in files)):
+    for values in (training, *stored):
         images = values.get("test_images")
         few = is_number(classes := values.get("classes", 6)) and classes <= 5  # of which the top 5 are all
         for name in METRICS:
