@@ -107,17 +107,28 @@ def test_cmyk():
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("canvas", [None, 20])
-def test_camera_orientation_is_obeyed(orientation: int, canvas: int | None):
+@pytest.mark.parametrize("format", ["JPEG", "TIFF", "PNG"])
+def test_camera_orientation_is_obeyed(orientation: int, canvas: int | None, format: str):
     """Store the picture as a camera held that way would; decoding gives it back upright."""
     upright = smooth_image(60, 40)
     undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Transpose operations that turn upright into stored
     stored = upright.transpose(Image.Transpose(undo[orientation])) if orientation in undo else upright
     exif = Image.Exif()
     exif[0x0112] = orientation
-    pixels = decode(saved(stored, "JPEG", exif=exif, quality=95), canvas)
+    pixels = decode(saved(stored, format, exif=exif, quality=95), canvas)
     expected = upright if canvas is None else upright.resize((20, 13), Image.Resampling.BILINEAR)
     assert pixels.shape == pixels_of(expected).shape
     assert mean_difference(pixels, pixels_of(expected)) < 4
+
+
+def test_separate_planes_of_16_bits_are_refused():
+    """Pillow would read them as 8 bits."""
+    tifffile = pytest.importorskip("tifffile")
+    stream = io.BytesIO()
+    values = np.zeros((3, 8, 8), dtype=np.uint16)
+    tifffile.imwrite(stream, values, photometric="rgb", planarconfig="separate")
+    with pytest.raises(UnreadableImage, match="interleaved"):
+        decode(stream.getvalue())
 
 
 def test_damaged_exif_does_not_matter():

@@ -33,6 +33,7 @@ PIXEL_LIMIT: Final = 128_000_000
 
 MAX_ASPECT: Final = 2  # images longer than this, and than the canvas, are cut to a window
 _WINDOW_ASPECT: Final = 1.5  # a little more than that of the longest crops, 4:3
+_BITS_PER_SAMPLE: Final = 258  # a TIFF tag
 _DEPTHS: Final = (8, 10, 12, 14, 16)  # bits of cameras and microscopes; 16-bit files often hold values of 12
 
 # Not EPS and the like, which Pillow passes to another program.
@@ -102,7 +103,10 @@ def open_image(file: Path | bytes) -> Image.Image:
     if not (file if isinstance(file, bytes) else file.stat().st_size):
         raise Refused("the file is empty")
     image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_known_formats())
-    size = 6 if image.mode == "RGB" and has_high_depth(image) else 4 if image.mode in ("I", "F") else 3
+    high_depth = has_high_depth(image)
+    if image.mode == "RGB" and not high_depth and 16 in getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, ()):
+        raise Refused("Pillow cannot read its separate color planes of 16 bits; convert it to interleaved RGB")
+    size = 6 if image.mode == "RGB" and high_depth else 4 if image.mode in ("I", "F") else 3
     limit = 3 * PIXEL_LIMIT // size  # so that images of more bits take no more memory
     if image.width * image.height > limit:
         raise Refused(too_large(f"{image.width} x {image.height} pixels", limit))
@@ -137,7 +141,9 @@ def _fitted_size(size: tuple[int, int], canvas: int, longer: int) -> tuple[int, 
 
 
 def orientation_of(image: Image.Image) -> int:
-    """The EXIF orientation, 1 (upright) if it is missing or damaged."""
+    """The EXIF orientation that loading leaves to us, 1 (upright) if it is missing or damaged."""
+    if image.format == "TIFF":  # Pillow turns these as it loads them
+        return 1
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # the pixels may still be fine
