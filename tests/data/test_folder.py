@@ -1,5 +1,6 @@
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,17 @@ def test_lone_train_folder_is_the_split(tmp_path: Path):
     write_images(tmp_path / "train" / "a", 1)
     write_images(tmp_path / "train" / "b", 1)
     assert open_folder(tmp_path).train.class_names == ("a", "b")
+
+
+@pytest.mark.parametrize("beside", ["meta/info.csv", "unlabeled/0.png"])
+def test_a_train_folder_with_classes_is_the_split_beside_others_without(tmp_path: Path, beside: str):
+    for name in "ab":
+        write_images(tmp_path / "train" / name, 1)
+    (tmp_path / beside).parent.mkdir()
+    shutil.copy(tmp_path / "train/a/000.png", tmp_path / beside)
+    data = open_folder(tmp_path)
+    assert data.train.class_names == ("a", "b") and data.test is None
+    assert ("unlabeled" in data.unused) == beside.endswith("png")
 
 
 def test_shards_that_others_wrote_are_to_be_named(tmp_path: Path):

@@ -104,14 +104,19 @@ def open_folder(root: Path, classes: Sequence[str] | None = None, *, strict: boo
 
 
 def _splits(root: Path) -> tuple[Path, Path | None]:
-    """The folders to train on and to test with; a `train` folder among others may be a class."""
+    """The folders to train on and to test with; a `train` folder among others may be a class, unless it has classes."""
     folders = {name.lower(): name for name in sub_folders(root)}  # of names that differ in case, the lower-case one
     train, test = (
         [root / folders[name] for name in names if name in folders] for names in (_TRAIN_FOLDERS, _TEST_FOLDERS)
     )
     if train and test:
         return train[0], test[0]
-    return (train[0] if train and len(folders) == 1 else root), None
+    if train:
+        others = [root / name for name in folders.values() if root / name != train[0]]
+        others = [folder for folder in others if _images_near(folder)]
+        if not others or (len(sub_folders(train[0])) > 1 and not any(map(sub_folders, others))):
+            return train[0], None
+    return root, None
 
 
 def _describe_unused(root: Path, train: Path, test: Path | None) -> str:
@@ -119,14 +124,19 @@ def _describe_unused(root: Path, train: Path, test: Path | None) -> str:
     if train == root:
         return ""
     places = [str(root)] if has_images(root) else []
-    for folder in {root / name for name in sub_folders(root)} - {train, test}:
-        with contextlib.suppress(DataError, OSError):
-            if any(map(has_images, (folder, *(folder / name for name in sub_folders(folder)[:3])))):
-                places.append(str(folder))
+    others = {root / name for name in sub_folders(root)} - {train, test}
+    places += [str(folder) for folder in others if _images_near(folder)]
     if not places:
         return ""
     test_images = f", {test} the test images" if test else ""
     return f"Not used: the images in {join_words(sorted(places))}. {train} has the training images{test_images}."
+
+
+def _images_near(folder: Path) -> bool:
+    """Whether a folder, or one of its first sub-folders, has images; false if they cannot be listed."""
+    with contextlib.suppress(DataError, OSError):
+        return any(map(has_images, (folder, *(folder / name for name in sub_folders(folder)[:3]))))
+    return False
 
 
 def _list_classes(root: Path, classes: Sequence[str] | None, strict: bool) -> Listing:
