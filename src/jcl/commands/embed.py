@@ -151,7 +151,7 @@ def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptio
     """Features (n, d) of image files, extracted like those of the index."""
     path = options.weights or Path(table.info.weights)
     if options.weights is None and not path.exists():
-        raise RunError(f"{path}, which made {options.index}, is not a local path; give the weights with --weights.")
+        raise RunError(f"{path}, which made {options.index}, is not found here; give the weights with --weights.")
     loaded = open_backbone(path)
     same_width = loaded.info.feature_width == table.features.shape[1]
     if not same_width or weights_digest(loaded.network) != table.info.weights_digest:
