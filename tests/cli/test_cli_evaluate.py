@@ -315,3 +315,11 @@ def test_ctrl_c_twice_goes_back_to_the_newest_checkpoint_or_to_nothing(call, pre
     assert code == 75 and how in err and "step-000000002" in err
     code, _, err = call(*again)
     assert code == 0 and "Resuming from out/checkpoints/step-000000002.safetensors." in err
+
+
+def test_values_unlike_those_of_training_are_warned_about(call, pretrained, npz):
+    with np.load(npz) as arrays:
+        np.savez("wide.npz", **{name: values.astype(np.int64) for name, values in arrays.items()})
+    for data, far in ((npz, False), ("wide.npz", True)):
+        code, _, err = call("knn", pretrained, data, "--no-untrained")
+        assert code == 0 and ("far from those of training" in err) == far, err

@@ -57,6 +57,7 @@ def test_all_four_arrays(tmp_path: Path):
         ({"x_train": COLOUR, "y_train": [0.5] * 5}, "y_train in .*float64"),
         ({"x_train": COLOUR, "x_test": COLOUR[:, 1:]}, "x_train are 6 x 7 pixels, those of x_test 5 x 7; use one size"),
         ({"x_train": COLOUR, "y_train": np.array([{}] * 5)}, "y_train"),
+        ({"x_train": COLOUR, "x_test": COLOUR.astype(np.int64)}, "x_train are uint8, those of x_test float32"),
     ],
 )
 def test_wrong_content_is_named(tmp_path: Path, arrays: dict[str, object], message: str):

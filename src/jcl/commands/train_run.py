@@ -237,7 +237,12 @@ class RunTraining:
         progress.settings = now
         if other := describe_differences({name: now[name] for name in both}, {name: before[name] for name in both}):
             self.context.log(f"Settings have changed since the checkpoint: {other}.")
-        progress.steps_per_epoch = self.loader.steps_per_epoch
+        old, new = progress.steps_per_epoch, self.loader.steps_per_epoch
+        if old not in (0, new):
+            epoch, old_epoch = (f"{progress.step / steps:.3g}" for steps in (new, old))
+            epochs = f"step {progress.step:,} is now epoch {epoch} instead of {old_epoch}, also of the learning rate"
+            self.context.log(f"An epoch has {new:,} steps instead of {old:,}: {epochs}.")
+        progress.steps_per_epoch = new
         # Only the first rank writes checkpoints, so only it needs the fingerprints.
         self.context.on_first(lambda: self._check_images_and_steps(progress))
 

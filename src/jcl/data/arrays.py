@@ -41,6 +41,9 @@ def open_npz(file: Path, channels: int | None) -> ImageData:
     if test is not None and test.pixels.shape[1:] != train.pixels.shape[1:]:
         sizes = [" x ".join(map(str, split.pixels.shape[2:])) for split in (train, test)]
         raise DataError(f"In {file} images of x_train are {sizes[0]} pixels, those of x_test {sizes[1]}; use one size.")
+    if test is not None and test.pixels.dtype != train.pixels.dtype:
+        types = [str(split.pixels.dtype).removeprefix("torch.") for split in (train, test)]
+        raise DataError(f"In {file} images of x_train are {types[0]}, those of x_test {types[1]}; store both alike.")
     return ImageData(file.stem, train, test)
 
 

@@ -220,8 +220,9 @@ def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str,
     prefixes = layouts.network_prefixes(tensors, expected)
     if not prefixes:
         missing = f"{len(expected.keys() - set(tensors)):,} of its {len(expected):,} tensors are missing"
-        found = f"the file has {list_some(tensors, 3) or 'none'}. If it holds another network, name it with --backbone"
-        raise RunError(f"{weights.path} does not hold a {name}: {missing}; {found}.")
+        found = f"the file has {list_some(tensors, 3) or 'none'}"
+        remedy = "If it holds another network, name it with --backbone (in a run: model.backbone in settings.yaml)"
+        raise RunError(f"{weights.path} does not hold a {name}: {missing}; {found}. {remedy}.")
     if len(prefixes) > 1:
         found = " and ".join(prefix or "no prefix" for prefix in prefixes)
         raise RunError(f"{weights.path} holds {len(prefixes)} networks, under {found}; save the tensors of one alone.")

@@ -332,7 +332,7 @@ def _nearest(name: str) -> str:
     known = setting_names()
     by_key = {entry.rpartition(".")[2]: entry for entry in known}
     key = name.rpartition(".")[2]
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.7) or [
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.8) or [
         by_key[match] for match in difflib.get_close_matches(key, list(by_key), n=1)
     ]
     return f"did you mean {found[0]}?" if found else "`jcl recipes --settings` lists them all"
