@@ -67,6 +67,24 @@ def test_the_first_layer_is_fitted_from_pretrained_weights(tmp_path: Path):
     learner.query_encoder.backbone.load_state_dict(tensors)
 
 
+def test_the_fitted_layer_is_not_a_position_embedding(tmp_path: Path):
+    network, width = build_backbone("timm/pit_ti_224")  # its position embedding, of four dimensions too, comes first
+    info = BackboneInfo("timm/pit_ti_224", "imagenet", 224, width, IMAGENET_MEAN, IMAGENET_STD)
+    save_backbone(network, info, tmp_path / "weights.safetensors")
+    source = open_data(str(write_folder(tmp_path / "images", "tiff-channels", 2))).train
+    changes = dict.fromkeys(("train__lr", "train__weight_decay", "train__warmup_epochs", "model__bn_groups"), "auto")
+    changes |= {"model__backbone": "timm/pit_ti_224", "views__image_size": 224}
+    asked = tiny_settings(tmp_path / "images", model__init=str(tmp_path / "weights.safetensors"), **changes)
+    weights = read_initial(asked)
+    assert weights is not None
+    settings, _ = resolve(asked, data_facts(source, weights))
+    learner, _ = build_learner(settings, torch.device("cpu"))
+    tensors, lines = initial_tensors(weights, settings, learner.query_encoder.backbone)
+    assert any(line.startswith("fitted: patch_embed.conv.weight from 3 to 5 channels") for line in lines)
+    assert torch.equal(tensors["pos_embed"], network.state_dict()["pos_embed"])
+    learner.query_encoder.backbone.load_state_dict(tensors)
+
+
 def test_a_wrong_mix_is_refused(tmp_path: Path, refused):
     for kind in ("png", "tiff-channels"):
         write_folder(tmp_path / "images", kind, 2, (kind,))

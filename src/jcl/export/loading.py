@@ -4,7 +4,6 @@ Also reads the weights that pre-training starts from, which may be torchvision's
 """
 
 import contextlib
-import importlib
 import math
 import os
 from collections import Counter
@@ -314,8 +313,9 @@ def initial_tensors(
         raise
     tensors, expected = weights_of(loaded.network), backbone.state_dict()
     had, channels = loaded.info.channels, settings.data.channels
-    fitted = next(part for part, value in tensors.items() if value.ndim == 4) if had != channels else ""
-    if fitted:  # the first layer
+    differing = (part for part, value in expected.items() if tensors[part].shape != value.shape)
+    fitted = next(differing) if had != channels else ""  # the first layer
+    if fitted:
         tensors[fitted] = fit_channels(tensors[fitted], channels)
     fresh = {part for part, value in expected.items() if tensors[part].shape != value.shape}
     if fresh and settings.model.freeze:  # they would stay random
@@ -361,7 +361,8 @@ def _timm_weights(name: str) -> WeightsFile:
     repository = timm.get_pretrained_cfg(plain).hf_hub_id
     with library_errors(f"timm's weights of {plain} could not be downloaded", _ADVICE):
         if repository:  # fails at once without a network; `create_model` would try for almost a minute
-            huggingface_hub = importlib.import_module("huggingface_hub")  # which comes with timm
+            import huggingface_hub  # which comes with timm
+
             huggingface_hub.snapshot_download(repository, allow_patterns=[CONFIG])
         network = timm.create_model(plain, pretrained=True, num_classes=0)
     known: Any = network.pretrained_cfg
