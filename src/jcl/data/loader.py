@@ -113,8 +113,9 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
                 yield images.gather(indices)
             else:  # every rank has every image, so there is nothing to exchange
                 plan = self._exchange.plan(step)
-                batch = images.gather(indices[plan.rows.to(device)])
-                yield replace(batch, local_rows=plan.local_rows.to(device))
+                # Not blocking: the host would wait until the device has done the step before.
+                rows, local_rows = (part.to(device, non_blocking=True) for part in (plan.rows, plan.local_rows))
+                yield replace(images.gather(indices[rows]), local_rows=local_rows)
 
     def _raising_together(self, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
         """Raise on all ranks if one cannot read an image, so that none waits for it."""
@@ -322,7 +323,7 @@ class ImageExchange:
     def run(self, own: ImageBatch, plan: ExchangePlan) -> ImageBatch:
         """Exchange images with the other ranks; returns the images that this rank holds."""
         device = own.pixels.device
-        chosen = torch.cat(plan.sent).to(device)
+        chosen = torch.cat(plan.sent).to(device, non_blocking=True)
         counts = [len(rows) for rows in plan.sent]
         numbers = torch.cat([own.sizes, own.samples[:, None]], dim=1)
         local_rows = plan.local_rows.to(device, non_blocking=True)
