@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import torch
-from machine import save
+from machine import device_name, save
 
 from jcl.data import ImageBatch
 from jcl.runs.checkpoint import Progress, list_checkpoints
@@ -97,9 +97,9 @@ class Trainer:
         return time.perf_counter() - start
 
     def train_during(self, saver: CheckpointSaver) -> tuple[float, int, float]:
-        """Ask for a checkpoint with a step under way and train until it is there.
+        """Start a checkpoint while a step runs, and train until it is written.
 
-        Gives the seconds that the asking took, the steps done and the seconds all of it took.
+        Returns the seconds that training was blocked, the number of steps, and the seconds in all.
         """
         start = time.perf_counter()
         self.advance()
@@ -109,7 +109,7 @@ class Trainer:
         while saver.busy:
             self.advance()
             steps += 1
-            self.synchronize()  # or a device would be given work for long after the checkpoint is there
+            self.synchronize()  # or steps would still be queued long after the checkpoint is written
         self.synchronize()
         return blocked, steps, time.perf_counter() - start
 
@@ -146,8 +146,8 @@ def measure(trainer: Trainer, folder: Path, repeats: int) -> dict[str, float]:
 
 
 def report(figures: dict[str, float], settings: Settings, device: torch.device) -> None:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{settings.model.backbone}, batch {settings.train.batch_size}, {settings.views.image_size} px, on {name}")
+    sizes = f"batch {settings.train.batch_size}, {settings.views.image_size} px"
+    print(f"{settings.model.backbone}, {sizes}, on {device_name(device)}")
     print(f"{'a step':<34}{1000 * figures['step_seconds']:>10.1f} ms")
     print(f"{'a checkpoint':<34}{figures['checkpoint_bytes'] / 2**20:>10.0f} MiB")
     print(f"{'training blocked, first time':<34}{1000 * figures['first_blocked_seconds']:>10.1f} ms")

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from jcl.commands.detect import build_body
+from jcl.distributed.device import PeakMemory
 from jcl.evaluate.detection.batches import Hardware, PackedImages, batch_keys, make_target, read_image, training_batches
 from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_files, load_coco, training_subset
 from jcl.evaluate.detection.model import DetectionTask, build_detector, build_optimizer, prepare_for_training
@@ -90,15 +91,13 @@ def measure(loop: Loop, task: str, arguments: argparse.Namespace, device: torch.
     detector = build_detector(
         build_body(settings.backbone), settings, classes=len(dataset.categories), keypoints=keypoints
     )
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    memory = PeakMemory(device)
     steps = loop(detector, dataset, settings, arguments.workers, device)
     run(steps, WARMUP, device)
     begun = time.perf_counter()
     run(steps, arguments.iterations, device)
     speed = arguments.iterations * settings.batch_size / (time.perf_counter() - begun)
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    return speed, peak / 2**30
+    return speed, memory.read() / 2**30
 
 
 def run(steps: Iterator[None], count: int, device: torch.device) -> None:

@@ -14,7 +14,6 @@ import os
 import socket
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,37 +42,28 @@ EMBEDDING = 128
 
 
 def count_exchanges(ranks: int) -> Counter[str]:
-    """Have the collectives count, by what they carry, the bytes that they bring from other ranks."""
+    """Count the bytes that this rank receives from others in collectives: of images, keys and gradients."""
     received: Counter[str] = Counter()
-    kept = (ranks - 1) / ranks
+    others = (ranks - 1) / ranks
 
-    def counting(name: str, bytes_of: Callable[..., tuple[str, float]]) -> None:
+    def counting(name: str, kind: str, share: float) -> None:
+        """Count a share of the bytes of a collective's first argument."""
         original = getattr(dist, name)
 
-        def counted(*arguments: Any, **options: Any) -> Any:
-            kind, number = bytes_of(*arguments)
-            received[kind] += round(number)
-            return original(*arguments, **options)
+        def counted(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+            received[kind] += round(share * tensor.nbytes)
+            return original(tensor, *arguments, **options)
 
         setattr(dist, name, counted)
 
-    def dealt(into: Tensor, *_: Any) -> tuple[str, float]:
-        return "images and their sizes", into.nbytes  # a rank sends nothing to itself
-
-    def gathered(into: Tensor, *_: Any) -> tuple[str, float]:
-        return "keys' features", kept * into.nbytes
-
-    def reduced(values: Tensor, *_: Any) -> tuple[str, float]:
-        return "gradients, statistics and figures", 2 * kept * values.nbytes
-
-    counting("all_to_all_single", dealt)
-    counting("all_gather_into_tensor", gathered)
-    counting("all_reduce", reduced)
+    counting("all_to_all_single", "images", 1.0)  # a rank sends nothing to itself
+    counting("all_gather_into_tensor", "keys", others)
+    counting("all_reduce", "gradients", 2 * others)  # with statistics and metrics
     return received
 
 
 def train_as(rank: int, count: int, port: int, images: Path, batch_size: int, num_keys: int, out: Path) -> None:
-    """A few steps of JCL as one of the ranks; the first writes how many bytes a step brought it."""
+    """Train JCL for a few steps as one of the ranks; the first one writes how many bytes it received per step."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
     ranks = Ranks(rank, count)
@@ -93,7 +83,7 @@ def train_as(rank: int, count: int, port: int, images: Path, batch_size: int, nu
     options = StepOptions(torch.device("cpu"), torch.float32, compiled=False, recorded=False)
     step = TrainingStep(learner, optimizer, view_recipe("moco-v2", VIEW), 0, options)
     source = open_data(str(images)).train
-    # Nothing is kept: images that fit into memory are dealt in the first epoch only, and never move again.
+    # Without a cache: images that are kept in memory are exchanged in the first epoch only.
     loader = BatchLoader(
         source, batch_size=batch_size, canvas=CANVAS, seed=0, ranks=ranks, num_keys=num_keys, cache_bytes=0
     )
@@ -132,7 +122,7 @@ def main() -> None:
         start_processes(train_as, args=shared, nprocs=ranks, start_method="fork")  # type: ignore[no-untyped-call]
         received = json.loads(out.read_text())
     gathered = (ranks - 1) / ranks * batch_size * arguments.num_keys * 3 * VIEW * VIEW * 4
-    ratio = gathered / received["images and their sizes"]
+    ratio = gathered / received["images"]
     table = Table("a rank receives, a step", "bytes", title=f"{ranks} ranks, {batch_size} images of {CANVAS} px")
     for kind, number in received.items():
         table.add_row(kind, f"{number:,.0f}")
@@ -141,7 +131,7 @@ def main() -> None:
     verdict = "at least" if ratio >= LEAST_RATIO else "NOT"
     print(f"Images: {ratio:.1f} times fewer bytes than gathering every key view ({verdict} {LEAST_RATIO:g}).")
     figures = {"ranks": ranks, "batch_size": batch_size, "num_keys": arguments.num_keys, "steps": STEPS}
-    figures |= {f"{kind.split()[0].strip(',').replace(chr(39), '')}_bytes": number for kind, number in received.items()}
+    figures |= {f"{kind}_bytes": number for kind, number in received.items()}
     save(figures | {"gathered_views_bytes": gathered, "ratio": ratio}, arguments.json, "cpu")
 
 

@@ -7,14 +7,14 @@ worst case for the rule on ties: a bank in which every row stands twenty times.
 """
 
 import argparse
-import resource
 import time
 from pathlib import Path
 
 import torch
-from machine import save
+from machine import device_name, save
 from torch import Tensor
 
+from jcl.distributed.device import PeakMemory
 from jcl.evaluate.knn import knn_accuracy
 from jcl.evaluate.neighbours import DEFAULT_CHUNK
 
@@ -26,7 +26,7 @@ K, TEMPERATURES = (1, 20, 200), (0.05, 0.1, 0.2)
 def main() -> None:
     arguments = parse_arguments()
     device = torch.device(arguments.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = device_name(device)
     print(f"kNN of {QUERIES:,} x {BANK:,} x {WIDTH}, k {K}, temperatures {TEMPERATURES}, chunk {arguments.chunk}")
     print(f"on {name}")
     print(f"{'features':<14}{'seconds':>9}{'of limit':>10}{'peak memory':>13}")
@@ -61,24 +61,15 @@ def make_problem(distinct: int, device: torch.device) -> tuple[Tensor, Tensor, T
 
 
 def measure(problem: tuple[Tensor, ...], chunk: int, repeats: int) -> tuple[float, int]:
-    """Median seconds of `repeats` calls, and the peak of memory: beyond the features on a GPU, of the process else."""
+    """Median seconds of `repeats` calls, and peak memory: on a GPU without the features, on a CPU of the process."""
     device = problem[0].device
-    on_gpu = device.type == "cuda"
-    times = []
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    memory, times = PeakMemory(device), []
     for _ in range(repeats + 1):
-        if on_gpu:
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)
         start = time.perf_counter()
         knn_accuracy(*problem, k=K, temperature=TEMPERATURES, chunk=chunk)
         times.append(time.perf_counter() - start)  # the accuracies are numbers on the host, so the GPU is done
-    peak = torch.cuda.max_memory_allocated(device) - before if on_gpu else process_peak_bytes()
-    return sorted(times[1:])[repeats // 2], peak
-
-
-def process_peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return sorted(times[1:])[repeats // 2], memory.read() - before
 
 
 if __name__ == "__main__":

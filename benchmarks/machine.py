@@ -11,6 +11,11 @@ from typing import Any
 import torch
 
 
+def device_name(device: torch.device) -> str:
+    """The GPU, or the number of threads on a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
 def described(device: torch.device | str) -> dict[str, Any]:
     """Hardware, versions, date and command: what a reader needs to judge a figure or to repeat it."""
     on_gpu = torch.device(device).type == "cuda"

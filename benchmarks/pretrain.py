@@ -149,7 +149,7 @@ def measure_fed_step(case: Case, step: TrainingStep, folder: Path, workers: int,
     with BatchLoader(source, **options, device=DEVICE, cache_bytes=0) as loader:
         batches = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
         numbers = itertools.count()
-        for batch in itertools.islice(batches, 4 * workers):  # what the workers had ready at the start is used up
+        for batch in itertools.islice(batches, 4 * workers):  # batches that were decoded ahead
             step(batch, next(numbers), 0.01, 1.0)
         torch.cuda.synchronize()
         start, done = time.perf_counter(), 0

@@ -55,7 +55,7 @@ def view_making(case: Case, device: torch.device) -> Callable[[], Tensor]:
 
 
 def seconds_per_batch(make: Callable[[], Tensor], device: torch.device, seconds: float) -> float:
-    """The best of five rounds, the machine's other work being no part of what is measured."""
+    """The fastest of five rounds, the one that other work on the machine slowed least."""
     make(), make()
     rounds = []
     for _ in range(5):
