@@ -95,7 +95,7 @@ def _finish_statistics(
 
 @triton.jit
 def _tile(rows, channels, R: tl.constexpr, C: tl.constexpr):
-    """Of one tile of a group: where its columns are in the statistics and its values in memory, with masks of both."""
+    """Offsets and mask of the columns of one tile in the statistics, and of its values in memory."""
     group = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     column = tl.program_id(1) * C + tl.arange(0, C)

@@ -148,7 +148,7 @@ class ContrastiveLearner(nn.Module):
     def freeze(self, count: int) -> None:
         """Freeze the first `count` stages of both backbones, with their batch norm statistics."""
         for encoder in (self.query_encoder, self.key_encoder):
-            self.frozen += first_stages(encoder.get_submodule("backbone"), count)
+            self.frozen += first_stages(encoder.backbone, count)
         for part in self.frozen:
             part.requires_grad_(False)
 
@@ -224,7 +224,7 @@ class ContrastiveLearner(nn.Module):
         """Use own kernels (on a GPU) or compile the encoders and the loss, without renaming parameters."""
         on_gpu = self.queue.rows.is_cuda
         for encoder in (self.query_encoder, self.key_encoder):
-            if not (on_gpu and self.fusible) or not isinstance(encoder, Encoder) or not encoder.fuse():
+            if not (on_gpu and self.fusible and encoder.fuse()):
                 encoder.compile(dynamic=False)
         if on_gpu and self.loss in (joint_contrastive_loss, multi_key_loss) and not self.method.gradient_through_keys:
             from jcl.core.fused_loss import contrast, fits  # Triton is only there for GPUs

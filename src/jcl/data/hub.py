@@ -30,7 +30,7 @@ class HubImages(EncodedImages):
         self.description = f"{len(rows):,} images in the split {split} of {dataset}"
         classes = [name for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
         numbers = [name for name in _LABELS if getattr(kinds.get(name), "dtype", "").startswith(("int", "uint"))]
-        label = next((name for name in (*numbers, *classes)), None)
+        label = next(iter([*numbers, *classes]), None)
         values = [] if label is None else rows.with_format(None)[label][:]
         labels = torch.tensor([UNLABELED if value is None else value for value in values], dtype=torch.int64)
         self.labels = labels if bool((labels != UNLABELED).any()) else None

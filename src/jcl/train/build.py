@@ -103,7 +103,7 @@ def build_optimizer(
     """
     train, on_gpu = settings.train, device.type == "cuda"
     adamw = train.optimizer == "adamw"
-    parts = reversed(backbone_parts(learner.query_encoder.get_submodule("backbone")).values())
+    parts = reversed(backbone_parts(learner.query_encoder.backbone).values())
     scales = {value: train.layer_decay**distance for distance, part in enumerate(parts, start=1) for value in part}
     groups: dict[tuple[float, bool, bool], dict[str, Any]] = {}
     for name, value in learner.query_encoder.named_parameters():
