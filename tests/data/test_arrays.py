@@ -130,10 +130,14 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path, harm: str):
 )
 def test_a_shape_that_makes_no_sense_is_a_sentence(tmp_path: Path, shape: str, said: str):
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode()
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
-        file.writestr("x_train.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+        file.writestr("x_train.npy", content)
     with pytest.raises(DataError, match=f"x_train.*{said}"):
         open_data(str(tmp_path / "a.npz"))
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(DataError, match=said.replace("is damaged", "not a readable .npy file")):
+        open_data(str(tmp_path / "a.npy"))
 
 
 def test_damage_in_every_packing_is_a_sentence(tmp_path: Path):

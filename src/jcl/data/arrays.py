@@ -25,6 +25,8 @@ def open_npz(file: Path, channels: int | None) -> ImageData:
         raise DataError(f"The file {file} {problem}; give the path of a .npz or .npy file.")
     try:
         content = np.load(file, allow_pickle=False)
+    except MemoryError as error:
+        raise DataError(f"The file {file} does not fit into memory ({error}).") from error
     except Exception as error:  # NumPy raises many kinds for damaged files
         kind = file.suffix.lower()
         write = "savez" if kind == ".npz" else "save"
