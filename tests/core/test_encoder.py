@@ -219,6 +219,11 @@ def test_the_first_layer_fits_the_channels(name: str, stem: Stem, channels: int)
     assert 0.8 < float(after[first].std() / before[first].std()) / (3 / channels) ** 0.5 < 1.25
 
 
+def test_a_network_with_several_first_layers_takes_three_channels_only():
+    with pytest.raises(SettingsError, match="repvgg_a0 takes only images of three channels"):
+        build_backbone("timm/repvgg_a0", image_size=32, channels=1)
+
+
 @pytest.mark.parametrize("channels", [1, 2, 5, 16])
 def test_fitted_weights_give_gray_images_the_same_outputs(channels: int):
     weight, gray = torch.randn(8, 3, 3, 3, dtype=torch.float64), torch.randn(2, 1, 9, 9, dtype=torch.float64)

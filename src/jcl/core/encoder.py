@@ -131,13 +131,24 @@ def build_backbone(
     if stem != "imagenet":
         _replace_stem(network, name, stem)
     if channels != 3:
-        first = first_convolution(network)
-        if first is None:
-            raise SettingsError(f"The backbone {name} takes only images of three channels; choose another backbone.")
-        spread = float(first.weight.detach().std()) * (3 / channels) ** 0.5  # keeps the spread of the outputs
-        first.in_channels = channels
-        first.weight = nn.Parameter(torch.randn(len(first.weight), channels, *first.kernel_size) * spread)
+        _replace_first_layer(network, name, channels, image_size)
     return network.train(), width
+
+
+def _replace_first_layer(network: nn.Module, name: str, channels: int, image_size: int) -> None:
+    """Give the first layer random weights for this many channels; its outputs keep their spread."""
+    problem = SettingsError(f"The backbone {name} takes only images of three channels; choose another backbone.")
+    first = first_convolution(network)
+    if first is None:
+        raise problem
+    spread = float(first.weight.detach().std()) * (3 / channels) ** 0.5
+    first.in_channels = channels
+    first.weight = nn.Parameter(torch.randn(len(first.weight), channels, *first.kernel_size) * spread)
+    try:
+        with torch.no_grad():
+            network.eval()(torch.zeros(1, channels, image_size, image_size))
+    except RuntimeError:  # other layers take the images too, as in RepVGG
+        raise problem from None
 
 
 def first_convolution(network: nn.Module, channels: int = 3) -> nn.Conv2d | None:
