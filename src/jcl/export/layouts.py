@@ -92,7 +92,7 @@ def network_prefixes(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
 
 def resnet_prefixes(names: Iterable[str]) -> list[str]:
     """The prefixes of what is named like a ResNet."""
-    return _prefer_trained(_prefixes_of_pair(set(names), "conv1.weight", "layer1.0.conv1.weight"))
+    return _prefer_trained(_prefixes_of_pair(set(names), "conv1.weight", "layer4.0.conv1.weight"))
 
 
 def resnet_name(tensors: Mapping[str, Tensor], prefix: str) -> str | None:
