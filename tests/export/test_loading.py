@@ -10,10 +10,12 @@ from sample_networks import assert_close, assert_same_bits, body, images, sample
 from torch import nn
 
 import jcl
+from jcl.core.encoder import build_backbone
 from jcl.errors import RunError, SettingsError
 from jcl.export import import_backbone
 from jcl.export.backbone_file import BackboneInfo
 from jcl.export.layouts import resnet_name
+from jcl.runs.checkpoint import load_weights
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 pytestmark = pytest.mark.usefixtures("empty_starts")
@@ -30,6 +32,16 @@ def moco_checkpoint(query: nn.Module, key: nn.Module, prefix: str, head: str) ->
     state |= {f"{prefix}queue": torch.randn(128, 64), f"{prefix}queue_ptr": torch.zeros(1, dtype=torch.long)}
     optimiser = torch.optim.SGD(query.parameters(), 0.03, momentum=0.9).state_dict()
     return {"epoch": 200, "arch": "resnet18", "state_dict": state, "optimizer": optimiser}
+
+
+@pytest.mark.parametrize("name", ["mnasnet0_5", "timm/hrnet_w18_small"])
+def test_networks_that_need_metadata_or_look_like_a_resnet(tmp_path, name: str):
+    """MNASNets refuse a state dict without a version; an HRNet begins as a ResNet with a small stem."""
+    network, _ = build_backbone(name, image_size=64)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    loaded = jcl.load_backbone(tmp_path / "weights.pth", name)
+    assert_same_bits(loaded, network.state_dict())
+    load_weights(build_backbone(name, image_size=64)[0], dict(loaded.state_dict()), tmp_path)
 
 
 @pytest.mark.parametrize(

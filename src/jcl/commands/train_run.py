@@ -24,7 +24,7 @@ from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.export import backbone_info, save_backbone
 from jcl.export.loading import initial_tensors, read_initial
 from jcl.export.reading import WeightsFile
-from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
+from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, load_tensors
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences
 from jcl.runs.trackers import Tracker, open_tracker
@@ -191,7 +191,7 @@ class RunTraining:
                 tensors, lines = initial_tensors(found, self.settings, learner.query_encoder.backbone)
         tensors = ranks.broadcast(tensors)
         for encoder in (learner.query_encoder, learner.key_encoder):
-            encoder.get_submodule("backbone").load_state_dict(tensors, strict=False)
+            load_tensors(encoder.backbone, tensors)
         return lines
 
     def _memory_remedy(self, folder: RunFolder) -> str:

@@ -23,7 +23,7 @@ from jcl.export.backbone_file import BackboneInfo, backbone_info, weights_of
 from jcl.export.hub import CONFIG, download_repository, library_errors
 from jcl.export.reading import WeightsFile, read_weights
 from jcl.paths import expand_user, hub_name, suggest_path
-from jcl.runs.checkpoint import list_checkpoints, read_tensors, search_checkpoints, select_prefix
+from jcl.runs.checkpoint import list_checkpoints, load_tensors, read_tensors, search_checkpoints, select_prefix
 from jcl.runs.folder import RunFolder
 from jcl.settings.resolved import InitialWeights, ResolvedSettings
 from jcl.settings.schema import Settings
@@ -156,7 +156,7 @@ def load_network(weights: WeightsFile, backbone: str | None, image_size: int | N
     found = select_prefix(tensors, prefix)
     _check_match(weights, found, expected, name, size)
     loaded = {part: found[part] for part in expected if part in found}
-    network.load_state_dict(loaded, strict=False)
+    load_tensors(network, loaded)
     info = BackboneInfo(name, stem, size, width, described.mean, described.std)
     network.info = info  # type: ignore[assignment]
     dtypes = {value.dtype for part, value in loaded.items() if value.dtype != expected[part].dtype}

@@ -178,7 +178,14 @@ def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) 
         shapes = f"{name} is {_shape(weights, name)} in the checkpoint and {_shape(wanted, name)} in the network"
         remedy = "Restore the settings, or start a new run"
         raise RunError(f"{path} does not fit the run's settings: {cause} ({shapes}). {remedy}.")
-    network.load_state_dict(weights)
+    load_tensors(network, weights)
+
+
+def load_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load weights, possibly not all, into a state dict of the network: torchvision's MNASNets need its metadata."""
+    state = network.state_dict()
+    state.update(tensors)
+    network.load_state_dict(state)
 
 
 def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
