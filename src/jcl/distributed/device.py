@@ -36,9 +36,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def to_device(network: Network, device: torch.device) -> Network:
-    """Move the network to the device; on a GPU in channels-last format, which tensor cores need."""
-    network.to(device)
-    return network.to(memory_format=torch.channels_last) if device.type == "cuda" else network
+    """Move the network to the device, in channels-last format, which makes convolutions faster."""
+    return network.to(device).to(memory_format=torch.channels_last)
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:

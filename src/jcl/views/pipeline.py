@@ -25,15 +25,14 @@ def apply_views(
     *,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Make views with these parameters: (n, channels, size, size), normalized, on a GPU channels last in memory.
+    """Make views with these parameters: (n, channels, size, size), normalized, channels last in memory.
 
     `pixels` (n, channels, height, width) holds the image of each view at the top left of a canvas: uint8, or floats,
     which with color are in 0..1. With `rows` (n,), the image of view i is `pixels[rows[i]]`.
     """
     count = len(parameters)
     shape = (count, pixels.shape[1], recipe.size, recipe.size)
-    layout = torch.channels_last if pixels.is_cuda else torch.contiguous_format  # what is fastest there
-    views = torch.empty(shape, dtype=dtype, device=pixels.device, memory_format=layout)
+    views = torch.empty(shape, dtype=dtype, device=pixels.device, memory_format=torch.channels_last)
     for part in _chunks(count, pixels.shape[1] * recipe.size**2, pixels.device):
         images = pixels[part] if rows is None else pixels.index_select(0, rows[part])
         views[part] = _make_views(images, parameters[part], recipe)
