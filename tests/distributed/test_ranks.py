@@ -11,7 +11,7 @@ from PIL import Image
 
 from jcl.core.registry import METHODS
 from jcl.data.loader import ImageExchange
-from jcl.distributed.group import ALONE, Ranks
+from jcl.distributed.group import ALONE, LostContact, Ranks, catch_lost_contact
 from rank_steps import first_steps
 from small_runs import drawn_pixels
 
@@ -73,3 +73,10 @@ def test_at_eight_ranks_an_eighth_of_the_bytes_move():
         moved.append(sum(plan.received) * (3 * 320 * 320 + 3 * 8))
     gathered = (count - 1) / count * batch * num_keys * 3 * 224 * 224 * 4
     assert gathered / max(moved) > 8
+
+
+def test_too_little_memory_is_no_lost_contact():
+    with pytest.raises(torch.OutOfMemoryError), catch_lost_contact():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(LostContact), catch_lost_contact():
+        raise RuntimeError("connection reset")

@@ -45,6 +45,8 @@ def catch_lost_contact() -> Iterator[None]:
     """Wrap a collective operation: an error of the backend becomes `LostContact`."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:  # the backends have no narrower type
         reason = re.sub(r"\[\S+:\d+\] ", "", " ".join(str(error).split()))  # without the backend's source line
         raise LostContact(f"contact with another rank was lost ({reason[:200].rstrip('.')}).") from error

@@ -135,7 +135,9 @@ def format_setting(value: Any) -> str:
         return ", ".join(f"{part:g}" for part in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else f"{value}" or MISSING
+    if value is None or value == "":
+        return MISSING
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _rows(
