@@ -198,3 +198,7 @@ def test_an_option_and_set_may_not_give_the_same_setting(refused, npz, option, a
 def test_data_and_set_may_not_both_name_the_images(refused, npz):
     told = "data.location is given both with DATA and with --set; leave one of them out."
     assert told in refused("pretrain", npz, "--set", "data.location=demo")
+
+
+def test_bfloat16_is_refused_on_a_cpu(refused, npz):
+    assert "bfloat16" in refused("pretrain", npz, "--set", "train.precision=bfloat16", "--device", "cpu")

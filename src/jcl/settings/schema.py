@@ -162,7 +162,7 @@ class TrainSettings(Section):
     layer_decay: float = Field(1.0, gt=0.0, le=1.0, description="Learning rate of a stage relative to the next one's.")
     seed: Seed = Field(0, description="Random seed.")
     device: str = Field("auto", description="Device: auto, cpu, cuda, cuda:1, ...")
-    precision: Precision = Field("auto", description="Precision of the encoders.")
+    precision: Precision = Field("auto", description="Precision of the encoders; bfloat16 needs a GPU.")
     compile: bool | Auto = Field("auto", description="Fuse or compile the step (auto: on a GPU).")
     cuda_graph: bool | Auto = Field("auto", description="Record a step as one CUDA graph (auto: on a GPU).")
     key_passes: PositiveInt | Auto = Field("auto", description="Forward passes in which the keys are encoded.")
