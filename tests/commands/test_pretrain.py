@@ -96,6 +96,13 @@ def test_a_run_that_is_no_better_than_its_baselines_is_warned_about(tmp_path):
     assert "chance (50.0 %)" in warning and f"network ({run.summary['untrained_knn_top1']:.1f} %)" in warning
 
 
+def test_a_run_whose_features_have_collapsed_is_warned_about(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("jcl.train.display._TELLS_APART", 101.0)  # equal images are told apart by rounding alone
+    np.savez(tmp_path / "black.npz", x_train=np.zeros((32, 16, 16, 3), np.uint8))
+    pretrain(tiny_settings(tmp_path / "black.npz", train__lr=1e-9), tmp_path / "run")
+    assert "Warning: The features have collapsed" in capsys.readouterr().err
+
+
 def test_a_line_has_the_means_over_its_steps_and_the_rate_of_the_last(npz, tmp_path, monkeypatch):
     original, seen = TrainingStep.__call__, []
 

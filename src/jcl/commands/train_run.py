@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from jcl.settings.resolved import Choice, ResolvedSettings
 from jcl.settings.schema import affects_results, setting_names, values_of, with_values
 from jcl.studies.distribution import online_quality
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
-from jcl.train.display import Display, health
+from jcl.train.display import Display, collapse_warning, health
 from jcl.train.pretrain import PretrainTask
 from jcl.train.profile import faster_options
 from jcl.train.step import TrainingStep
@@ -147,15 +148,22 @@ class RunTraining:
                         write_classes(folder, class_accuracies(knn, names))
                     # Last: the summary marks the run as finished.
                     summary = self._write_summary(folder, trainer, peak_memory)
-                    if skipped := summary.get("skipped_steps"):
-                        lost = f"{skipped:,} of {trainer.progress.step:,} steps were skipped"
-                        self.context.log(f"Warning: {lost} because the loss was not finite. Use a lower --lr.")
-                    if warning := baseline_warning("knn_top1", summary, "Train longer or on more images."):
+                    for warning in self._final_warnings(summary, trainer.record.newest.get("train", {})):
                         self.context.log(f"Warning: {warning}")
         except KeyboardInterrupt:
             raise Interrupted(f"Stopped: the results are not written yet. {saved}") from None
         except RunError as error:
             raise type(error)(f"{error} {saved}") from None
+
+    def _final_warnings(self, summary: dict[str, Any], last: dict[str, Any]) -> Iterator[str]:
+        """What is wrong with a finished run, from its summary and its last line of metrics."""
+        if skipped := summary.get("skipped_steps"):
+            lost = f"{skipped:,} of {summary['steps']:,} steps were skipped"
+            yield f"{lost} because the loss was not finite. Use a lower --lr."
+        if warning := collapse_warning(last, self.settings.model.embedding_dim):
+            yield warning
+        if warning := baseline_warning("knn_top1", summary, "Train longer or on more images."):
+            yield warning
 
     def _write_summary(self, folder: RunFolder, trainer: Trainer, peak_memory: int) -> dict[str, Any]:
         settings, record, progress = self.settings, trainer.record, trainer.progress

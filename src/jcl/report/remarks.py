@@ -8,7 +8,7 @@ from jcl.console import describe_skipped, pluralize
 from jcl.evaluate.baselines import baseline_warning, compare_online
 from jcl.report.contents import RunContents
 from jcl.runs.folder import RunFolder
-from jcl.train.display import NARROW, has_collapsed, uniform_guess_loss
+from jcl.train.display import NARROW, collapse_warning, has_collapsed, uniform_guess_loss
 
 _SATURATED: Final = 99.0  # percent contrastive accuracy
 _HIGH_FINAL_LR: Final = 0.3  # share of the peak
@@ -36,9 +36,8 @@ def _problems(run: RunContents) -> Iterator[str]:
         figures = {**knn[-1], **compare_online(knn[0], knn[-1], initialized=bool(run.settings.model.init))}
     if warning := baseline_warning("knn_top1", figures, "Train longer or on more images."):
         yield warning
-    if has_collapsed(spread := _spread(run), last.get("contrastive_accuracy")):
-        share = f"their standard deviation is {spread:.0%} of the possible one"
-        yield f"The features have collapsed: {share}. Lower the learning rate, or use more BN groups."
+    if warning := collapse_warning(last, run.settings.model.embedding_dim):
+        yield warning
 
 
 def _spread(run: RunContents) -> float:

@@ -208,6 +208,15 @@ def has_collapsed(spread: float, accuracy: float | None) -> bool:
     return spread < COLLAPSED and (accuracy is None or accuracy < _TELLS_APART)
 
 
+def collapse_warning(metrics: Mapping[str, float | None], embedding_dim: int) -> str | None:
+    """A sentence about collapsed features, from the newest metrics; None if they have not collapsed."""
+    std = metrics.get("feature_std")
+    if std is None or not has_collapsed(share := std * math.sqrt(embedding_dim), metrics.get("contrastive_accuracy")):
+        return None
+    spread = f"their standard deviation is {share:.0%} of the possible one"
+    return f"The features have collapsed: {spread}. Lower the learning rate, or use more BN groups."
+
+
 def uniform_guess_loss(queue_size: int) -> float:
     """The loss of a network that cannot tell the positive from the negatives: log(K + 1)."""
     return math.log(queue_size + 1)
