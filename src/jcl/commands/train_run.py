@@ -248,8 +248,8 @@ class RunTraining:
         old, new = progress.steps_per_epoch, self.loader.steps_per_epoch
         if old not in (0, new):
             epoch, old_epoch = (f"{progress.step / steps:.3g}" for steps in (new, old))
-            epochs = f"step {progress.step:,} is now epoch {epoch} instead of {old_epoch}, also of the learning rate"
-            self.context.log(f"An epoch has {new:,} steps instead of {old:,}: {epochs}.")
+            place = f"training and its learning rate continue at epoch {epoch} instead of {old_epoch}"
+            self.context.log(f"An epoch now has {new:,} steps instead of {old:,}, so {place}.")
         progress.steps_per_epoch = new
         # Only the first rank writes checkpoints, so only it needs the fingerprints.
         self.context.on_first(lambda: self._check_images_and_steps(progress))

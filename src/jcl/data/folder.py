@@ -112,8 +112,8 @@ def _splits(root: Path) -> tuple[Path, Path | None]:
     if train and test:
         return train[0], test[0]
     if train:
-        others = [root / name for name in folders.values() if root / name != train[0]]
-        others = [folder for folder in others if _images_near(folder)]
+        others = [folder for name in folders.values() if (folder := root / name) != train[0]]
+        others = [folder for folder in others if _has_images_below(folder)]
         if not others or (len(sub_folders(train[0])) > 1 and not any(map(sub_folders, others))):
             return train[0], None
     return root, None
@@ -125,14 +125,14 @@ def _describe_unused(root: Path, train: Path, test: Path | None) -> str:
         return ""
     places = [str(root)] if has_images(root) else []
     others = {root / name for name in sub_folders(root)} - {train, test}
-    places += [str(folder) for folder in others if _images_near(folder)]
+    places += [str(folder) for folder in others if _has_images_below(folder)]
     if not places:
         return ""
     test_images = f", {test} the test images" if test else ""
     return f"Not used: the images in {join_words(sorted(places))}. {train} has the training images{test_images}."
 
 
-def _images_near(folder: Path) -> bool:
+def _has_images_below(folder: Path) -> bool:
     """Whether a folder, or one of its first sub-folders, has images; false if they cannot be listed."""
     with contextlib.suppress(DataError, OSError):
         return any(map(has_images, (folder, *(folder / name for name in sub_folders(folder)[:3]))))

@@ -113,7 +113,7 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
                 yield images.gather(indices)
             else:  # every rank has every image, so there is nothing to exchange
                 plan = self._exchange.plan(step)
-                # Not blocking: the host would wait until the device has done the step before.
+                # Blocking copies would make the host wait for the device to finish the previous step.
                 rows, local_rows = (part.to(device, non_blocking=True) for part in (plan.rows, plan.local_rows))
                 yield replace(images.gather(indices[rows]), local_rows=local_rows)
 

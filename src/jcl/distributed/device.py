@@ -41,7 +41,7 @@ def to_device(network: Network, device: torch.device) -> Network:
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on GPUs that support it; on most CPUs bfloat16 is slower than float32."""
+    """`auto` is bfloat16 on GPUs that support it, else float32."""
     if name == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if fast else torch.float32

@@ -182,7 +182,8 @@ def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) 
 
 
 def load_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load weights, possibly not all, into a state dict of the network: torchvision's MNASNets need its metadata."""
+    """Load all or some of the weights. They are put into the network's own state dict because it has metadata, which
+    torchvision's MNASNets need."""
     state = network.state_dict()
     state.update(tensors)
     network.load_state_dict(state)

@@ -139,13 +139,10 @@ def is_undecayed(name: str, parameter: Tensor) -> bool:
 def step_options(settings: ResolvedSettings, device: torch.device) -> StepOptions:
     """How steps run: by default compiled (with Triton) and recorded as a CUDA graph on a GPU, neither on a CPU."""
     compiled, recorded = settings.train.compile, settings.train.cuda_graph
-    on_gpu, precision = device.type == "cuda", choose_precision(settings.train.precision, device)
-    if not on_gpu and precision == torch.bfloat16:
-        # PyTorch 2.15 leaves parts of the weights' gradient uninitialized if a 3×3 convolution strides over one pixel.
-        raise SettingsError("train.precision=bfloat16 needs a GPU, because PyTorch's gradients on CPUs are unreliable.")
+    on_gpu = device.type == "cuda"
     return StepOptions(
         device=device,
-        precision=precision,
+        precision=choose_precision(settings.train.precision, device),
         compiled=on_gpu and find_spec("triton") is not None if compiled == "auto" else compiled,
         recorded=on_gpu if recorded == "auto" else recorded and on_gpu,
         skip_nonfinite=settings.train.on_nan == "skip",

@@ -45,6 +45,12 @@ class StepOptions:
     skip_nonfinite: bool = False  # undo steps whose loss is not finite
     clip_grad: float = 0.0  # largest norm of the gradient; 0: any
 
+    def __post_init__(self) -> None:
+        # PyTorch 2.15 leaves a part of the weights' gradient uninitialized on CPUs, in 3×3 convolutions of stride 2
+        # whose input has one pixel.
+        if self.device.type == "cpu" and self.precision == torch.bfloat16:
+            raise SettingsError("train.precision=bfloat16 needs a GPU: on a CPU some gradients of PyTorch are wrong.")
+
 
 @contextlib.contextmanager
 def explain_compiler_errors() -> Iterator[None]:

@@ -81,10 +81,11 @@ def parse_assignments(texts: tuple[str, ...]) -> dict[str, Any]:
 
 def describe_settings(settings: Settings | None = None) -> list[tuple[str, str, str]]:
     """Every setting with its value (its default without `settings`; empty if none) and its meaning."""
-    fields = setting_fields()
-    values = {name: field.default if settings is None else attrgetter(name)(settings) for name, field in fields.items()}
-    texts = {name: "" if value is None else str(value) for name, value in values.items()}
-    return [(name, texts[name], field.description or "") for name, field in fields.items()]
+    rows = []
+    for name, field in setting_fields().items():
+        value = field.default if settings is None else attrgetter(name)(settings)
+        rows.append((name, "" if value is None else str(value), field.description or ""))
+    return rows
 
 
 def _read_built_in(name: str) -> dict[str, Any]:
