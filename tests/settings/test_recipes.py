@@ -3,7 +3,7 @@ import os
 import pytest
 
 from jcl.errors import SettingsError
-from jcl.settings.recipes import build_settings, recipe_names, recipe_summary, recipe_values
+from jcl.settings.recipes import build_settings, parse_assignments, recipe_names, recipe_summary, recipe_values
 
 PAPER_ALIKE = {"method.temperature": 0.2, "method.queue_size": 65536, "method.key_momentum": 0.999}
 PAPER_ALIKE |= {"model.embedding_dim": 128, "model.head": "mlp", "model.stem": "imagenet", "views.recipe": "moco-v2"}
@@ -107,6 +107,11 @@ def test_what_a_person_says_wins_over_method_and_method_over_recipe():
     assert (both.name, both.num_keys) == ("jcl", "auto")
     with pytest.raises(SettingsError, match="exactly one key"):
         build_settings("folder", method="moco-v2", values={"method.num_keys": 4})
+
+
+def test_a_text_of_a_recipe_is_emptied_by_no_value():
+    values = parse_assignments(("data.subset=",))
+    assert build_settings("imagenet100-ablation", values=values).data.subset == ""
 
 
 def test_unknown_names_come_with_the_nearest():

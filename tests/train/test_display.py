@@ -55,6 +55,18 @@ def test_whoever_presses_ctrl_c_sees_that_it_was_heard():
     assert "stopping" in newest and "\n" not in newest
 
 
+def test_an_evaluation_is_announced_beside_the_bar_and_once_in_a_log():
+    file = io.StringIO()
+    with Display(console(file, 80, terminal=False), "jcl", HEALTH) as shown:
+        shown.start(0, 456, 19)
+        shown.evaluating(0)
+        shown.evaluating(19)
+        assert shown._beside["metrics"] == "evaluating"
+        shown.show({"kind": "quality", "step": 19, "rankme": 5.0})
+        assert shown._beside["metrics"] == ""
+    assert file.getvalue() == "jcl epoch 0: evaluating before the first step\n"
+
+
 @pytest.mark.parametrize("first", [0, 50])
 def test_a_log_shows_life_at_once_and_says_how_long_it_takes_once_plain_steps_tell(monkeypatch, first):
     clock, file = Clock(monkeypatch), io.StringIO()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from jcl.core import MAX_CHANNELS
@@ -27,6 +27,7 @@ def _known_method(name: str) -> str:
 
 
 Auto = Literal["auto"]
+Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]  # None: `name:` in YAML
 PositiveInt = Annotated[int, Field(ge=1, lt=2**40)]
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -66,9 +67,9 @@ LOCATION = "Folder, .npz or .npy file, shards ('s/{00..99}.tar'), hf:user/datase
 
 
 class DataSettings(Section):
-    location: str = Field("", description=LOCATION)
-    root: str = Field("", description="Folder for downloaded data sets (default: $JCL_DATA or ~/.cache/jcl/data).")
-    subset: str = Field("", description="Classes to use: imagenet100 or a file, one per line.")
+    location: Text = Field("", description=LOCATION)
+    root: Text = Field("", description="Folder for downloaded data sets (default: $JCL_DATA or ~/.cache/jcl/data).")
+    subset: Text = Field("", description="Classes to use: imagenet100 or a file, one per line; empty: all.")
     download: bool = Field(True, description="Download data sets that are not in data.root.")
     channels: Channels | Auto = Field("auto", description="Channels of the images; 1 or 3 converts gray and color.")
     canvas: PositiveInt | Auto = Field("auto", description="Longest side in pixels of decoded images.")
@@ -108,7 +109,7 @@ class ViewSettings(Section):
 
 class ModelSettings(Section):
     backbone: str = Field("resnet50", description="Backbone in torchvision or timm.")
-    init: str = Field("", description="Weights to start from: imagenet, timm, a run or a weights file.")
+    init: Text = Field("", description="Weights to start from: imagenet, timm, a run or a weights file.")
     freeze: Count = Field(0, description="How many first stages of a ResNet keep the weights of init; 1: the stem.")
     stem: Literal["imagenet", "medium", "small"] | Auto = Field(
         "auto", description="First layers: imagenet for photographs, medium or small (slower) for views of 64 or 32 px."
@@ -193,7 +194,7 @@ class RecordSettings(Section):
 class Settings(Section):
     """All settings of a run, in sections: `settings.train.lr`. They cannot be changed; use `build_settings`."""
 
-    recipe: str = Field("", description="Recipe that these settings are based on.")
+    recipe: Text = Field("", description="Recipe that these settings are based on.")
     data: DataSettings = DataSettings()
     views: ViewSettings = ViewSettings()
     model: ModelSettings = ModelSettings()

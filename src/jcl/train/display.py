@@ -93,13 +93,16 @@ class Display:
 
     def show(self, line: Mapping[str, Any]) -> None:
         self.newest.update(line)
-        if self.newest.get("loss") is not None and not self._stopping:
-            speed = format_speed(self.newest["images_per_second"])
-            self._beside["metrics"] = f"loss {self.newest['loss']:.3f}  {speed}"
+        loss = self.newest.get("loss")
+        self._show_beside("" if loss is None else f"loss {loss:.3f}  {format_speed(self.newest['images_per_second'])}")
         if line["kind"] == "knn":
             self._print(line["step"], self._describe_knn(line))
         elif line["kind"] == "train" and self._line_due():
             self._print_progress(line["step"])
+
+    def _show_beside(self, text: str) -> None:
+        if not self._stopping:
+            self._beside["metrics"] = text
 
     def _describe_knn(self, line: Mapping[str, Any]) -> str:
         top1, start = line["knn_top1"], line.get("start_knn_top1")
@@ -121,6 +124,12 @@ class Display:
             state = f"RankMe {rank:.1f}; {state}"
         if rank is not None or "loss" in self.newest:
             self._print(step, state)
+
+    def evaluating(self, step: int) -> None:
+        """An evaluation starts, which may take minutes on a CPU; without a bar only the first one is printed."""
+        self._show_beside("evaluating")
+        if not step and not self.console.is_terminal:
+            self._print(step, "evaluating before the first step")
 
     def warn(self, text: str) -> None:
         """Print a problem that does not end training."""

@@ -91,6 +91,8 @@ class PretrainTask(TrainingTask):
     def _measure(self, trainer: Trainer) -> None:
         step = trainer.progress.step
         trainer.clock.lap()
+        if self.evaluate:
+            trainer.display.evaluating(step)
         for kind, evaluate in list(self.evaluate.items()):
             measured = trainer.record.newest.get(kind, {}).get("step") == step  # if training stopped right after it
             if trainer.ranks.any(trainer.ranks.first and measured):
