@@ -48,6 +48,8 @@ __all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "evaluate":
+        return importlib.import_module("jcl.evaluate")
     if name not in _HOME:
         raise AttributeError(f"module 'jcl' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -26,9 +26,16 @@ def test_compare_gives_what_training_recorded(call, runs):
         for measure in ("rankme", "alpha_req", "lidar"):
             assert found[f"{name}_{measure}"] == pytest.approx(recorded["quality"][measure], rel=1e-4)
         assert found[f"{name}_knn_top1"] == recorded["knn"]["knn_top1"]
-    best = max(("jcl", "jcl"), ("moco-v2", "moco_v2"), key=lambda pair: found[f"{pair[1]}_rankme"])[0]
-    assert found["best_rankme"] == best and best in out and 0 <= found["best_rankme_share"] <= 1
+    best = max("jcl", "moco_v2", key=lambda name: found[f"{name}_rankme"])
+    assert found["best_rankme"] == best and 0 <= found["best_rankme_share"] <= 1
     assert found["images"] == 34 and "Note" not in out and "kNN top-1" in out
+
+
+def test_a_run_named_best_keeps_its_values(call, runs, tmp_path):
+    shutil.copytree(runs["moco-v2"], tmp_path / "best")
+    assert call("compare", runs["jcl"], tmp_path / "best", "--json", "found.json")[0] == 0
+    found = json.loads(Path("found.json").read_text())
+    assert found[f"{found['best_rankme']}_rankme"] == max(found["jcl_rankme"], found["best_2_rankme"])
 
 
 @pytest.mark.parametrize("images", ["location: demo", "subset: imagenet100"])

@@ -133,6 +133,11 @@ def test_the_last_argument_may_be_data(runs, npz, tmp_path):
     assert split_arguments([str(one), str(two / "backbone.safetensors")])[1] is None
 
 
+def test_bound_of_a_run_without_covariance_states_no_scale(call, runs):
+    assert call("bound", runs["moco-v2"], "--images", 4, "--keys", 20, "--json", "moco.json")[0] == 0
+    assert json.loads(Path("moco.json").read_text()).get("covariance_scale") is None
+
+
 def test_bound_along_a_run(call, runs):
     arguments = ("bound", runs["jcl"], "--images", 5, "--keys", 24)
     code, out, err = call(*arguments, "--scales", "0.5,1,4", "--json", "one.json", "-o", "bound.png")

@@ -298,6 +298,13 @@ def test_the_checks_stay_out_of_a_compiled_graph():
         torch.testing.assert_close(compiled(query, keys, negatives, **constants), wanted)
 
 
+def test_an_empty_batch_has_an_empty_loss():
+    query, keys, negatives = torch.zeros(0, 4), torch.zeros(0, 3, 4), torch.zeros(5, 4)
+    for loss in (jcl.joint_contrastive_loss, jcl.multi_key_loss):
+        assert loss(query, keys, negatives, reduction="none").shape == (0,)
+        assert float(loss(query, keys, negatives, reduction="sum")) == 0.0
+
+
 def test_rows_that_are_not_unit_vectors_are_named():
     query, keys, negatives = inputs(4, 2, 8, 16, dtype=torch.float32)
     for loss in (jcl.joint_contrastive_loss, jcl.multi_key_loss):

@@ -13,7 +13,7 @@ from rich.console import Console
 from jcl.commands.finetune import load_classifier, resume_finetuning
 from jcl.core.encoder import backbone_parts, build_backbone
 from jcl.errors import Interrupted, RunError, SettingsError
-from jcl.evaluate.folders import FinetuneFolder
+from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
 from jcl.evaluate.supervised import Classifier, FinetuneSettings, default_batch_size, finetune_optimizer
 from jcl.export import BackboneInfo, load_backbone, save_backbone
 from jcl.runs import saver
@@ -163,6 +163,12 @@ def test_a_folder_without_a_finished_classifier_is_explained(unbroken, tmp_path)
     folder.summary_file.unlink()
     with pytest.raises(RunError, match="has not finished"):
         load_classifier(folder.path)
+
+
+def test_a_linear_probe_is_no_fine_tuning(tmp_path):
+    ProbeFolder(tmp_path).save_classifier(torch.nn.Linear(4, 2), ("cats", "dogs"))
+    with pytest.raises(RunError, match="holds no fine-tuning"):
+        load_classifier(tmp_path)
 
 
 def test_few_labels_are_listed_by_name(weights, image_folder, tmp_path):

@@ -31,6 +31,22 @@ def problem():
     return (*draw(600, seed=0), *draw(600, seed=1))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_probes_train_where_gradients_are_off(problem, mode):
+    expected = linear_probe(*problem, epochs=2)
+    with mode():
+        inputs = [part.clone() for part in problem]
+        assert linear_probe(*inputs, epochs=2) == expected
+
+
+def test_wrong_lengths_and_epochs_are_refused(problem):
+    features, labels, queries, query_labels = problem
+    with pytest.raises(DataError, match="rows of features"):
+        linear_probe(features, labels[1:], queries, query_labels)
+    with pytest.raises(ValueError, match="epochs"):
+        linear_probe(*problem, epochs=0)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_each_cell_equals_the_same_probe_trained_alone(dtype, tolerance):
     features, labels = draw(100, seed=0)

@@ -49,6 +49,15 @@ def test_a_password_in_the_location_of_the_data_is_not_published(run, npz, tmp_p
     assert "`https://host/photos.tar`" in card and "word" not in card and "mine" not in card
 
 
+def test_local_paths_of_weights_and_recipe_are_not_published(run, tmp_path):
+    folder = shutil.copytree(run.path, tmp_path / "continued")
+    settings = yaml.safe_load((folder / "settings.yaml").read_text())
+    settings["recipe"], settings["model"]["init"] = "/home/me/mine.yaml", "/home/me/start.pth"
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
+    card = model_card("resnet18", INFO, folder)
+    assert "/home/me" not in card and "from the weights `start.pth`" in card and "recipe: mine.yaml" in card
+
+
 def test_accuracies_are_listed_if_there_are_any(run, tmp_path):
     folder = tmp_path / "unfinished"
     shutil.copytree(run.path, folder)

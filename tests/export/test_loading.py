@@ -237,7 +237,7 @@ def test_an_image_size_for_networks_built_for_one(tmp_path):
 
     torch.save(timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=0).state_dict(), tmp_path / "v.pth")
     name, out = "timm/vit_tiny_patch16_224", tmp_path / "out.safetensors"
-    told = r"at 224 px: 1 of another shape \(pos_embed\); pos_embed is \(1, 17, 192.*; set it with --image-size 64\."
+    told = r"at 224 px: 1 of another shape \(pos_embed\); pos_embed is \(1, 17, 192.* --image-size 64\."
     with pytest.raises(RunError, match=told):
         import_backbone(tmp_path / "v.pth", out, backbone=name)
     assert import_backbone(tmp_path / "v.pth", out, backbone=name, image_size=64).info.image_size == 64

@@ -2,6 +2,8 @@
 
 import pytest
 import timm
+import torch
+import torchvision
 from sample_networks import assert_features, assert_the_way_back_is_the_identity, open_source, sample_file
 
 from jcl.errors import SettingsError
@@ -45,6 +47,16 @@ def test_networks_built_for_one_image_size(tmp_path):
         written = export_backbone(source.file, target, out)
         assert_features(eval(written.hints[0], {"timm": timm}), source)
         assert_the_way_back_is_the_identity(out, source)
+
+
+def test_torchvision_loads_a_network_that_knows_its_version(tmp_path):
+    network = torchvision.models.mnasnet0_5()
+    weights = tmp_path / "mnasnet.pth"
+    torch.save(network.state_dict(), weights)
+    export_backbone(weights, "torchvision", tmp_path / "out.pth", backbone="mnasnet0_5")
+    other = torchvision.models.mnasnet0_5()
+    other.load_state_dict(torch.load(tmp_path / "out.pth", weights_only=True), strict=False)
+    assert torch.equal(other.layers[0].weight, network.layers[0].weight)
 
 
 def test_networks_that_timm_has_not(tmp_path):

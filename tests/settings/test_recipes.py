@@ -131,7 +131,7 @@ def test_unknown_names_come_with_the_nearest():
 def test_a_recipe_of_ones_own(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("summary: mine\ntrain: {epochs: 7, lr: 1e-3}\nmodel: {backbone: resnet34}\n")
-    settings = build_settings(str(file), values={"train.seed": 4})
+    settings = build_settings(file, values={"train.seed": 4})
     assert (settings.train.epochs, settings.train.lr, settings.train.seed) == (7, 1e-3, 4)
     assert settings.model.backbone == "resnet34" and settings.recipe == str(file)
 

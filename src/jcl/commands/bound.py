@@ -11,6 +11,7 @@ from jcl.commands.inputs import open_chosen_data
 from jcl.commands.run import open_trained
 from jcl.console import STDERR, ProgressCallback, warn_skipped
 from jcl.core.method import ContrastiveLearner
+from jcl.core.registry import METHODS
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
 from jcl.errors import RunError, SettingsError
@@ -55,7 +56,8 @@ def bound_along_training(options: BoundOptions, run: Path, progress: ProgressCal
     sampler = view_sampler(
         options, device, settings.data.canvas, lambda done, _: progress(len(steps) * len(rows) + done, total)
     )
-    own_scale = float(settings.method.covariance_scale) if trained.imported is None else None
+    has_scale = trained.imported is None and METHODS[settings.method.name].uses_covariance
+    own_scale = float(settings.method.covariance_scale) if has_scale else None
     scales = sorted({1.0, *([] if own_scale is None else [own_scale]), *options.scales})
     for checkpoint in trained.checkpoints:
         learner, step = trained.learner(checkpoint, device)

@@ -181,12 +181,14 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         """A flat object for JSON; with several networks, names start with the name of the network."""
         found: dict[str, Any] = {"images": self.images, "halves": RESAMPLES}
-        for run, key in zip(self.runs, plain_names([run.name for run in self.runs]), strict=True):
+        keys = plain_names(["best", *(run.name for run in self.runs)])[1:]  # `best_rankme` is no value of a run
+        for run, key in zip(self.runs, keys, strict=True):
             values = run.quality._asdict() | ({} if run.knn_top1 is None else {"knn_top1": run.knn_top1})
             found |= {name if len(self.runs) == 1 else f"{key}_{name}": value for name, value in values.items()}
         for measure in Quality._fields:
             if (best := self.best(measure)) is not None:
-                found[f"best_{measure}"], found[f"best_{measure}_share"] = best[0].name, min(best[1].values())
+                found[f"best_{measure}"] = keys[self.runs.index(best[0])]
+                found[f"best_{measure}_share"] = min(best[1].values())
             if (correlation := self.correlation(measure)) is not None:
                 found[f"rank_correlation_{measure}_knn"] = correlation
         return found

@@ -15,7 +15,7 @@ from jcl.data.named import absolute_location
 from jcl.data.source import ImageSource, evenly_spaced, select_images
 from jcl.distributed.device import to_device
 from jcl.distributed.group import ALONE
-from jcl.errors import SettingsError
+from jcl.errors import RunError, SettingsError
 from jcl.evaluate import supervised
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
 from jcl.evaluate.folders import FinetuneFolder
@@ -111,8 +111,9 @@ def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
     logits (n, classes).
     """
     folder = FinetuneFolder(path)
-    if not folder.classifier_file.exists():
+    if not (folder.classifier_file.exists() and folder.backbone_file.exists()):
         folder.summary()  # raises and says what is missing
+        raise RunError(f"{folder.path} holds no fine-tuning; start one with `jcl finetune`.")
     tensors, names = folder.load_classifier()
     classes, width = tensors["weight"].shape
     network = Classifier(load_backbone(folder.backbone_file), width, classes, frozen=False, seed=0)

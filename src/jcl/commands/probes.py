@@ -44,7 +44,8 @@ def measure_knn(options: KnnOptions, progress: ProgressCallback) -> tuple[list[K
         data, k = target.data, options.k or [default_knn_k(len(target.data.train))]
         if data.train.labels is None:
             raise no_labels(data)
-        if data.test is None or data.test.labels is None:
+        held_out = data.test is None or data.test.labels is None
+        if held_out:
             context.log("No labeled test set: some training images are held out as queries.")
 
         skipped: dict[str, str] = {}
@@ -68,7 +69,8 @@ def measure_knn(options: KnnOptions, progress: ProgressCallback) -> tuple[list[K
             figures |= {f"knn_top1_{name}": result.top1, f"knn_top5_{name}": result.top5}
             if untrained:
                 figures[f"untrained_knn_top1_{name}"] = untrained[number]
-        return results, figures | {"classes": len(results[0].classes)} | target.run_state
+        figures |= {"classes": len(results[0].classes), "test_held_out": held_out}
+        return results, figures | target.run_state
 
 
 @dataclass(frozen=True)

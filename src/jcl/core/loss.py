@@ -159,6 +159,8 @@ def _reduce(losses: Tensor, reduction: Reduction) -> Tensor:
 
 def _check_unit_rows(query: Tensor, keys: Tensor) -> None:
     """Raise unless queries are unit vectors (zeros and NaN of a broken network pass); warn of keys that are longer."""
+    if not len(query):
+        return
     norms = torch.linalg.vector_norm(query, dim=-1)
     if bool((((norms - 1).abs() > _UNIT_TOLERANCE) & (norms > 0)).any()):
         found = f"{float(norms.min()):.3g} to {float(norms.max()):.3g}"

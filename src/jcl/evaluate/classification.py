@@ -120,6 +120,8 @@ def scores_of_ranks(rank: Tensor, labels: Tensor, classes: Tensor) -> Scores:
 
 def labeled_rows(features: Tensor, labels: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Features (n, d) and labels (n,) without the rows labeled -1."""
+    if len(features) != len(labels):
+        raise DataError(f"The {name} has {len(features):,} rows of features, but {len(labels):,} labels.")
     keep = labels >= 0
     if not keep.any():
         raise DataError(f"The {name} has no labeled rows, so accuracy cannot be measured.")

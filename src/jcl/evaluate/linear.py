@@ -85,6 +85,8 @@ def standardizer(features: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda rows: (rows - mean) / std
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def linear_probe(
     train_features: Tensor,
     train_labels: Tensor,
@@ -97,7 +99,12 @@ def linear_probe(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> LinearResult:
-    """Train probes on features (n, d) with labels (n,), -1 for none, choose the best, and test it."""
+    """Train probes on features (n, d) with labels (n,), -1 for none, choose the best, and test it.
+
+    This also works where gradients are off, as in the validation of PyTorch Lightning.
+    """
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {epochs}.")
     grid = grid or ProbeGrid()
     features, labels = labeled_rows(train_features, train_labels, "training set")
     if not features.isfinite().all():

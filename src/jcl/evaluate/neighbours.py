@@ -41,6 +41,8 @@ def nearest_neighbours(
     Working memory is a small multiple of chunk x (chunk + k + d) numbers. Chunks are moved to `device` (default: that
     of the queries) one by one, so a large bank can stay on the host.
     """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}.")
     found = list(neighbour_chunks(queries, bank, k, chunk=chunk, device=device))
     return Neighbours(torch.cat([part.similarities for part in found]), torch.cat([part.rows for part in found]))
 
@@ -70,7 +72,7 @@ def _search(queries: Tensor, bank: Tensor, k: int, chunk: int) -> Neighbours:
         merged = torch.cat([similarities, best.similarities], 1).sort(stable=True, dim=1, descending=True)
         rows = torch.cat([rows, best.rows + start], 1).gather(1, merged.indices[:, :k])
         similarities = merged.values[:, :k]
-    return Neighbours(similarities, rows)
+    return Neighbours(similarities.clamp_(-1.0, 1.0), rows)  # rounding may exceed 1
 
 
 def _largest(similarities: Tensor, k: int) -> Neighbours:

@@ -6,7 +6,7 @@ import pickle
 import re
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -344,12 +344,15 @@ def _state_dict(job: ExportJob) -> bytes:
     """
     if job.out.suffix == ".safetensors":
         return _safetensors_bytes(job)
-    return _torch_bytes(weights_of(job.network), job.info)
+    versions = getattr(job.network.state_dict(), "_metadata", {})  # MNASNet loads weights by them
+    return _torch_bytes(weights_of(job.network), job.info, versions=versions)
 
 
-def _torch_bytes(weights: dict[str, Tensor], info: BackboneInfo, key: str | None = None) -> bytes:
+def _torch_bytes(
+    weights: dict[str, Tensor], info: BackboneInfo, key: str | None = None, versions: Mapping[str, Any] | None = None
+) -> bytes:
     state: Any = OrderedDict(weights)
-    state._metadata = OrderedDict({"": {"version": 1}, INFO_KEY: {"info": info.to_text()}})
+    state._metadata = OrderedDict({"": {"version": 1}, **(versions or {}), INFO_KEY: {"info": info.to_text()}})
     buffer = io.BytesIO()
     torch.save(state if key is None else {key: state}, buffer)
     return buffer.getvalue()

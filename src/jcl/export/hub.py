@@ -161,14 +161,14 @@ Not stated: it depends on the training images. Add `license:` at the top of this
 
 
 def _training(settings: Settings, folder: RunFolder) -> str:
-    data = without_secrets(settings.data.location)
-    if Path(data).is_absolute():
-        data = Path(data).name  # without the local path
+    data, init, recipe = map(_without_local_path, (settings.data.location, settings.model.init, settings.recipe))
     summary = METHODS[settings.method.name].summary.rstrip(".")
     sections = settings.model_dump(mode="json", include={"recipe", "method", "train", "views", "model"})
+    sections |= {"recipe": recipe, "model": sections["model"] | {"init": init}}
+    start = f" from the weights `{init}`" if init else ""
     text = f"""## Training
 
-Pre-trained without labels on `{data}` with {settings.method.name} ({summary}).
+Pre-trained{start} without labels on `{data}` with {settings.method.name} ({summary}).
 
 ```yaml
 {yaml.safe_dump(sections, sort_keys=False).replace("```", "")}```"""
@@ -176,6 +176,11 @@ Pre-trained without labels on `{data}` with {settings.method.name} ({summary}).
         rows = "\n".join(f"| {name} | {value:.2f} % |" for name, value in accuracies.items())
         text += f"\n\n## Evaluation\n\nMeasured on the run's own data.\n\n| metric | value |\n| --- | --- |\n{rows}"
     return text
+
+
+def _without_local_path(place: str) -> str:
+    public = without_secrets(place)
+    return Path(public).name if Path(public).is_absolute() else public
 
 
 def _accuracies(folder: RunFolder) -> dict[str, float]:

@@ -246,7 +246,7 @@ def _check_match(
     if shapes and all("pos_embed" in part or "position" in part for part in shapes):
         sides = [math.isqrt(state[shapes[0]].shape[1]) for state in (found, expected) if state[shapes[0]].ndim == 3]
         other = f" {size * sides[0] // sides[1]}" if len(set(sides)) == 2 else ""
-        problems.append(f"they are for another image size; set it with --image-size{other}")
+        problems.append(f"they are for another image size; give `jcl import` or `jcl pretrain` --image-size{other}")
     if problems:
         raise RunError(f"The tensors in {weights.path} do not match {name} at {size} px: {'; '.join(problems)}.")
     for part in [part for part in expected if part in found]:

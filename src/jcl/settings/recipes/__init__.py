@@ -11,6 +11,7 @@ import yaml
 
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
+from jcl.paths import expand_user
 from jcl.settings.schema import Settings, parse_yaml, read_yaml, set_value, setting_fields, validated
 
 
@@ -25,7 +26,7 @@ def recipe_values(name: str) -> dict[str, Any]:
         nearest = difflib.get_close_matches(name, recipe_names(), n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(recipe_names())}."
         raise SettingsError(f"There is no recipe called {name!r}; {hint}")
-    values = _read_built_in(name) if name in recipe_names() else read_yaml(Path(name))
+    values = _read_built_in(name) if name in recipe_names() else read_yaml(expand_user(name))
     values.pop("summary", None)
     return values
 
@@ -35,7 +36,9 @@ def recipe_summary(name: str) -> str:
     return str(_read_built_in(name)["summary"])
 
 
-def build_settings(recipe: str, *, method: str | None = None, values: Mapping[str, Any] | None = None) -> Settings:
+def build_settings(
+    recipe: str | Path, *, method: str | None = None, values: Mapping[str, Any] | None = None
+) -> Settings:
     """Settings for `pretrain`: a recipe, then what `method` implies, then `values`; later ones win.
 
     Without `method`, what the recipe's own method implies applies where the recipe does not say otherwise.
@@ -44,6 +47,7 @@ def build_settings(recipe: str, *, method: str | None = None, values: Mapping[st
     `{"data.location": "photos/", "train.epochs": 100}`.
     """
     nested: dict[str, Any] = {}
+    recipe = str(recipe)
     given, values = recipe_values(recipe), dict(values or {})
     method, own = values.get("method.name", method), given.get("method")
     if method is None and isinstance(own, dict):
