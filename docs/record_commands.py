@@ -51,9 +51,9 @@ def main() -> None:
 def run(line: str, folder: Path) -> str:
     """Run a command in the folder and return its output, shortened; stop if it fails."""
     print(line, file=sys.stderr)
-    words = shlex.split(line, comments=True)
     completed = subprocess.run(
-        [sys.executable, "-m", *words],
+        f"{shlex.quote(sys.executable)} -m {line}",
+        shell=True,  # for output that a command writes to a file with >
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
