@@ -147,7 +147,7 @@ def test_knn_on_a_run_and_on_weights(call, pretrained, npz, refused):
     of_each |= {"untrained_knn_top1_k5_t0.1", "untrained_knn_top1_k1_t0.1"}
     compared = {"knn_top1_interval_low", "knn_top1_interval_high", "chance_top1", "untrained_knn_top1"}
     compared |= {"beats_chance", "beats_untrained"}
-    about = {"test_images", "unseen_class_images", "classes", "finished"}
+    about = {"test_images", "test_held_out", "unseen_class_images", "classes", "finished"}
     assert set(figures) == {"knn_top1", "knn_top5"} | about | of_each | compared
     assert figures["untrained_knn_top1"] == Run(pretrained).metrics[0]["knn_top1"] and figures["chance_top1"] == 40
     assert figures["test_images"] == 10 and figures["unseen_class_images"] == 0

@@ -67,9 +67,9 @@ LOCATION = "Folder, .npz or .npy file, shards ('s/{00..99}.tar'), hf:user/datase
 
 
 class DataSettings(Section):
-    location: Text = Field("", description=LOCATION)
+    location: str = Field("", description=LOCATION)
     root: Text = Field("", description="Folder for downloaded data sets (default: $JCL_DATA or ~/.cache/jcl/data).")
-    subset: Text = Field("", description="Classes to use: imagenet100 or a file, one per line; empty: all.")
+    subset: Text = Field("", description="Classes to use: imagenet100 or a file, one per line.")
     download: bool = Field(True, description="Download data sets that are not in data.root.")
     channels: Channels | Auto = Field("auto", description="Channels of the images; 1 or 3 converts gray and color.")
     canvas: PositiveInt | Auto = Field("auto", description="Longest side in pixels of decoded images.")
