@@ -34,14 +34,14 @@ from jcl.train.build import build_learner
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Run:
     """A run folder and its contents; `jcl.Run("runs/photos")` opens one."""
 
     path: Path
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", expand_user(self.path))  # may be given as a string
+    def __init__(self, path: str | Path) -> None:
+        object.__setattr__(self, "path", expand_user(path))
 
     @property
     def settings(self) -> ResolvedSettings:
