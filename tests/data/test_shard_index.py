@@ -312,3 +312,17 @@ def test_other_descriptions(shards: Path, tmp_path: Path):
     write_images(tmp_path / "other", 2)
     (tmp_path / "other" / "index.json").write_text("{}")
     assert len(open_data(str(tmp_path / "other")).train) == 2
+
+
+def test_joined_shards_keep_their_labels_or_are_reported(tmp_path: Path):
+    first = write_tar(tmp_path / "a.tar", {"0.png": png(0), "0.cls": b"4", "1.png": png(1), "1.cls": b"4"})
+    second = write_tar(tmp_path / "b.tar", {"0.cls": b"7", "0.png": png(2), "1.json": b'{"label": 7}', "1.png": png(3)})
+    (tmp_path / "cat.tar").write_bytes(first.read_bytes() + second.read_bytes())
+    source = opened(tmp_path / "cat.tar")
+    assert len(source) == 2 and any("second tar file" in warning for warning in source.warnings())
+    with tarfile.open(first, "a") as joined, tarfile.open(second) as more:  # as `tar -A` does
+        for member in more:
+            joined.addfile(member, more.extractfile(member))
+    source = opened(first)
+    assert source.labels is not None and source.labels.tolist() == [4, 4, 7, 7]
+    assert source.warnings() == []

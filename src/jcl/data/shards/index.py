@@ -129,19 +129,22 @@ class _Member(NamedTuple):
 
 def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
     """The images of one shard with the texts of their labels, and why it could not be read to its end."""
-    images: list[_Member] = []
-    texts: dict[str, str] = {}
-    damage = ""
+    images: list[tuple[_Member, int]] = []
+    texts: dict[tuple[int, str], str] = {}
+    part, seen, damage = 0, set[str](), ""
     try:
         with _HeaderFile(file) as stream:
             start = os.pread(stream.fileno(), tarfile.BLOCKSIZE, 0)
             for member in _members(stream):
+                if member.name in seen:  # of another shard that was appended, with labels of its own
+                    part, seen = part + 1, set()
+                seen.add(member.name)
                 if member.extension in IMAGE_EXTENSIONS or member.extension == ARRAY_EXTENSION:
-                    images.append(member)
+                    images.append((member, part))
                 elif member.extension in (".cls", ".json"):
                     text = _label(stream, member)
-                    if text and (member.extension == ".cls" or member.stem not in texts):
-                        texts[member.stem] = text
+                    if text and (member.extension == ".cls" or (part, member.stem) not in texts):
+                        texts[part, member.stem] = text
     except tarfile.TarError as error:
         damage = str(error)
         if not images and start[:2] in _COMPRESSED:
@@ -152,9 +155,9 @@ def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
     except OSError as error:
         raise DataError(f"The shard {file} cannot be read: {error.strerror}.") from error
     # Beside `7.jpg`, a `7.mask.png` belongs to the same sample and is not an image to train on.
-    samples = {image.key for image in images if image.stem == image.key}
-    kept = [image for image in images if image.stem == image.key or image.key not in samples]
-    return [(image, texts.get(image.stem) or texts.get(image.key)) for image in kept], damage
+    samples = {image.key for image, _ in images if image.stem == image.key}
+    kept = [(image, part) for image, part in images if image.stem == image.key or image.key not in samples]
+    return [(image, texts.get((part, image.stem)) or texts.get((part, image.key))) for image, part in kept], damage
 
 
 class _HeaderFile(io.FileIO):
@@ -189,11 +192,13 @@ def _members(stream: _HeaderFile) -> Iterator[_Member]:
     except (ValueError, ArithmeticError, IndexError, RecursionError) as error:  # at malformed headers
         raise tarfile.ReadError(f"invalid header ({type(error).__name__})") from error
     # `tarfile` takes an invalid header for the end.
-    end = os.pread(stream.fileno(), tarfile.BLOCKSIZE, tar.offset)
+    end = os.pread(stream.fileno(), 2 * tarfile.RECORDSIZE, tar.offset)  # longer than the padding
     if len(end) < tarfile.BLOCKSIZE:
         raise tarfile.ReadError("it is truncated: the end-of-archive marker is missing")
-    if any(end):
+    if any(end[: tarfile.BLOCKSIZE]):
         raise tarfile.ReadError(f"invalid header at byte {tar.offset:,}")
+    if any(end):
+        raise tarfile.ReadError("data follow its end, such as a second tar file; give them as two shards")
 
 
 def _label(stream: _HeaderFile, member: _Member) -> str | None:
