@@ -228,12 +228,16 @@ def test_tiny_temperature_decides_like_the_nearest_neighbour() -> None:
     [
         ({"train_labels": torch.full((90,), -1)}, "bank has no labeled rows"),
         ({"test_features": torch.full((25, 6), float("nan"))}, "NaN"),
+        ({"k": ()}, "k must be"),
+        ({"k": (0, 5)}, "k must be"),
+        ({"temperature": (0.1, 0.0)}, "temperature must be"),
+        ({"temperature": (float("nan"),)}, "temperature must be"),
     ],
 )
 def test_bad_input_is_named(changes: dict[str, object], words: str) -> None:
     names = ["train_features", "train_labels", "test_features", "test_labels"]
     arguments = dict(zip(names, random_problem(seed=0), strict=True)) | changes
-    with pytest.raises(DataError, match=words):
+    with pytest.raises((DataError, ValueError), match=words):
         knn_accuracy(**arguments)  # type: ignore[arg-type]
 
 

@@ -248,6 +248,8 @@ def test_what_cannot_be_probed_is_a_sentence(problem):
         linear_probe(x_train, torch.zeros(600, dtype=torch.int64), x_test, y_test)
     with pytest.raises(DataError, match="NaN or infinite"):
         linear_probe(x_train / 0, y_train, x_test, y_test)
+    with pytest.raises(DataError, match="NaN or infinite"):
+        linear_probe(x_train, y_train, x_test / 0, y_test)
     with pytest.raises(DataError, match="No readable test image"):
         linear_probe(x_train, y_train, x_test, torch.full((600,), -1), grid=SMALL_GRID, epochs=1)
 

@@ -5,6 +5,7 @@ are added one neighbor at a time, nearest first, so one pass serves every k and 
 Ties between neighbors go to the lower bank row, ties between classes to the lower class.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +52,10 @@ def knn_accuracy(
     among the top 5 only if the bank has at most five classes. `chunk` and `device` as in `nearest_neighbours`.
     Several `ranks`, each with all features, share the queries.
     """
+    if not k or min(k) < 1:
+        raise ValueError(f"k must be one or more numbers of at least 1, got {k}.")
+    if not all(0 < value < math.inf for value in temperature):
+        raise ValueError(f"temperature must be positive and finite, got {temperature}.")
     bank, bank_labels = classification.labeled_rows(train_features, train_labels, "bank")
     queries, query_labels = classification.labeled_rows(test_features, test_labels, "test set")
     classes, bank_classes = torch.unique(bank_labels, return_inverse=True)

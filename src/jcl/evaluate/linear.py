@@ -107,7 +107,7 @@ def linear_probe(
         raise ValueError(f"epochs must be at least 1, got {epochs}.")
     grid = grid or ProbeGrid()
     features, labels = labeled_rows(train_features, train_labels, "training set")
-    if not features.isfinite().all():
+    if not (features.isfinite().all() and test_features.isfinite().all()):
         raise DataError("The features are NaN or infinite; the training of the encoder probably diverged.")
     classes, targets = torch.unique(labels, return_inverse=True)
     if len(classes) < 2:
