@@ -169,7 +169,7 @@ def _check_json_file(path: Path | None) -> None:
     from jcl.runs.folder import RunFolder
 
     # The run needs these files, and `holds_results` would take them for results.
-    own = ("summary.json", "result.json", "cell.json", "probe.json", "detect.json")
+    own = ("summary.json", "result.json", "cell.json", "probe.json", "detect.json", "data.json")
     if path.name in own and RunFolder(path.parent).holds_run():
         raise SettingsError(f"{path} is the run's own file; choose another name. Its page shows other .json files too.")
     if path.exists() and (path.suffix != ".json" or not holds_results(path)):

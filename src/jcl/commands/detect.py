@@ -55,7 +55,7 @@ def detect(options: DetectOptions, *, console: Console = STDERR) -> DetectionFol
                 wanted.refuse_occupied()
             job = DetectionJob(settings, context, options.worker_count, start)
         with context.starting(wanted, numbered=numbered) as folder:
-            context.on_first(lambda: folder.create(settings))
+            context.on_first(lambda: folder.create(settings, job.data))
             return _train(job, folder, options.pictures)
 
 
@@ -75,6 +75,7 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = 
     if checkpoint is None:
         raise RunError(f"The detector in {folder.path} has no checkpoint yet. Train it for longer first.")
     output = None if options.out is None else DetectionFolder(options.out)
+    trained_on = settings.coco
     if (coco := options.coco()) is not None:
         settings = settings.model_copy(update={"coco": coco, "overfit": None})
     with run_context(options.device, settings.rank_timeout, console) as context:
@@ -83,6 +84,8 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = 
             if output is not None:
                 output.refuse_occupied()
             job = DetectionJob(settings, context, options.worker_count, start=None)
+            folder.check_classes(job.data["classes"], job.val.file)
+            job.held_out &= coco in (None, trained_on)
             progress = job.load(checkpoint)
         results, figures = job.evaluate()
         summary = job.summary(figures, progress)
@@ -107,6 +110,7 @@ def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext
             checkpoint = checkpoint_to_resume(folder.checkpoints, context.log)
             start = None if checkpoint else open_initial_backbone(settings.init, settings.backbone, settings.seed)
             job = DetectionJob(settings, context, options.worker_count, start)
+            folder.check_data(job.data)
         return _train(job, folder, options.pictures, checkpoint)
 
 
@@ -200,6 +204,7 @@ class DetectionJob:
         self.hardware = Hardware(context.device, precision, workers, context.ranks)
         files = coco_files(settings.coco, settings.task)
         dataset, self.val = load_coco(files, settings.task)
+        self.data: dict[str, Any] = {"classes": dataset.class_names(settings.task), **files.checksums()}
         self.train, notes = training_subset(dataset, settings.task)
         if settings.overfit is not None:
             self.train, self.val = overfit_subset(self.train, dataset, settings.overfit)

@@ -11,7 +11,7 @@ from jcl.errors import RunError
 from jcl.runs.atomic import write_atomically
 from jcl.runs.checkpoint import read_tensors, to_safetensors
 from jcl.runs.folder import TrainingFolder
-from jcl.runs.json_object import describe_differences
+from jcl.runs.json_object import describe_differences, read_object, write_object
 from jcl.settings.detection import DetectionSettings
 from jcl.settings.schema import validated
 
@@ -84,8 +84,9 @@ class ProbeFolder(ClassifierFolder):
 
 
 class DetectionFolder(TrainingFolder):
-    """`detect.json` (the settings), `metrics.jsonl` and `checkpoints/`; at the end `results-bbox.json` and the like in
-    COCO's results format, `detections.png` and `summary.json`.
+    """`detect.json` (the settings), `data.json` (classes and checksums of the annotation files), `metrics.jsonl` and
+    `checkpoints/`; at the end `results-bbox.json` and the like in COCO's results format, `detections.png` and
+    `summary.json`.
     """
 
     kind = "detector"
@@ -93,17 +94,36 @@ class DetectionFolder(TrainingFolder):
     result_name = "task"
     resume_with = "jcl detect --resume"
 
+    @property
+    def first_files(self) -> tuple[Path, ...]:
+        return *super().first_files, self.data_file
+
     def refuse_occupied(self) -> None:
         super().refuse_occupied()
         if self.summary_file.exists():
             raise RunError(f"{self.summary_file} already exists; choose another folder with --out.")
 
-    def create(self, settings: DetectionSettings) -> None:
+    def create(self, settings: DetectionSettings, data: Mapping[str, Any]) -> None:
         self.refuse_occupied()
+        write_object(self.data_file, data)
         write_atomically(self.settings_file, settings.model_dump_json(indent=2).encode() + b"\n")
 
     def settings(self) -> DetectionSettings:
         return validated(DetectionSettings, self.stored_settings(), str(self.settings_file))
+
+    def check_data(self, data: Mapping[str, Any]) -> None:
+        """Raise if the annotations differ from those the training started with."""
+        if read_object(self.data_file) != data:
+            problem = f"The annotations have changed since {self.path} was started"
+            raise RunError(f"{problem}. Restore them, or start again in another folder with --out.")
+
+    def check_classes(self, classes: list[str], file: Path) -> None:
+        """Raise if the detector was trained on other classes than those of an annotation file."""
+        trained = read_object(self.data_file)["classes"]
+        found, expected = ({f"class {row}": name for row, name in enumerate(each, 1)} for each in (classes, trained))
+        if differences := describe_differences(found, expected):
+            problem = f"{file} has other classes than the detector in {self.path} was trained on"
+            raise RunError(f"{problem} (in order of their ids): {differences}.")
 
     def results_file(self, kind: str) -> Path:
         return self.path / f"results-{kind}.json"

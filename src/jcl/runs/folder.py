@@ -45,6 +45,7 @@ class TrainingFolder:
         self.choices_file = self.path / "choices.json"  # what "auto" was resolved to
         self.classes_file = self.path / "classes.json"  # accuracy of each class
         self.labels_file = self.path / "labels.txt"  # images whose labels are used
+        self.data_file = self.path / "data.json"  # the annotations of a detector
         self.picture_file = self.path / "detections.png"
         self.report_file = self.path / "report.html"
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pycocotools import mask as coder
 
@@ -143,6 +144,8 @@ def annotation(**changes):
         ("mask", annotation(segmentation=[["a", 1, 2, 3, 4, 5]]), r"annotations\[0\]\.segmentation"),
         ("mask", annotation(segmentation=[[1, 2, 3, 4, 5, float("nan")]]), r"annotations\[0\]\.segmentation"),
         ("mask", annotation(segmentation={"counts": "x"}), r"annotations\[0\]\.segmentation"),
+        ("mask", annotation(segmentation=[[0, 0, 1e9, 0, 1e9, 1e9]]), r"annotations\[0\]"),
+        ("box", lambda content: content["images"][0].update(id=2**63), r"images\[0\]\.id"),
         ("keypoint", lambda content: None, "--task"),
     ],
 )
@@ -229,6 +232,24 @@ def test_run_length_encodings_must_cover_their_image(instances):
     ):
         with pytest.raises(DataError, match=r"annotations\[0\]"):
             read_runs(size, runs)
+
+
+def test_compressed_run_lengths_are_read_exactly_or_refused(instances):
+    image = json.loads(instances.read_text())["images"][0]
+    height, width = image["height"], image["width"]
+
+    def read_text(text):
+        return read(edit(instances, annotation(segmentation={"size": [height, width], "counts": text})), "mask")
+
+    random = np.random.default_rng(0)
+    for share in (0.0, 0.02, 0.5, 1.0):
+        mask = np.asfortranarray(random.random((height, width)) < share, dtype=np.uint8)
+        text = coder.encode(mask)["counts"].decode()
+        kept = read_text(text).images[0].annotations[0]["segmentation"]
+        assert np.array_equal(coder.decode(kept), mask) and kept["counts"].decode() == text
+        for damaged in (text[:-1], text[:-3], text + "1", text + "o", "", "zzzz~", "é"):
+            with pytest.raises(DataError, match=r"annotations\[0\]"):
+                read_text(damaged)
 
 
 def test_a_list_is_no_annotation_file(tmp_path):

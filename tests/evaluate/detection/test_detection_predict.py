@@ -159,6 +159,8 @@ def test_transfers_of_one_label_are_told_apart():
     twice = [*found, summary("box", "jcl", 40.0, lr=0.02)]
     folders = [Path("one"), Path("two"), Path("three")]
     assert [row[0] for row in table(twice, folders)[1]] == ["jcl (one)", "jcl", "jcl (three)"]
+    starts = [summary("box", "jcl", 41.0, init="a/jcl"), summary("mask", "jcl", 37.0, init="b/jcl")]
+    assert [row[0] for row in table(starts, folders[:2])[1]] == ["jcl (one)", "jcl (two)"]
     other = [*found, summary("box", "jcl", 40.0, lr=0.01)]
     header, rows = table(other, folders)
     assert header[5] == "lr" and [row[:1] + row[5:7] for row in rows] == [

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from jcl.commands.detect import detect, resume_detection
+from jcl.commands.detect import detect, evaluate_detector, resume_detection
 from jcl.errors import DataError, Interrupted, RunError
 from jcl.evaluate.detection import batches
 from jcl.evaluate.detection.model import DetectionTask
@@ -16,7 +16,7 @@ from jcl.evaluate.detection.predict import KINDS
 from jcl.evaluate.folders import DetectionFolder
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from jcl.settings.detection import DetectOptions
-from small_coco import small_options, write_coco
+from small_coco import edit, small_options, write_coco
 
 QUIET = Console(quiet=True)
 
@@ -61,6 +61,27 @@ def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
     assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
     for kind in KINDS[task]:
         assert folder.results_file(kind).read_bytes() == (tmp_path / "whole" / f"results-{kind}.json").read_bytes()
+
+
+def test_other_annotations_are_refused(tmp_path, monkeypatch):
+    file = annotations("box", tmp_path / "coco")
+    with monkeypatch.context() as patch:
+        patch.setattr(DetectionTask, "step", stopped_after(1))
+        with pytest.raises(Interrupted):
+            detect(small_options("box", file, out=tmp_path / "out", iterations=2, batch_size=2), console=QUIET)
+    whole = file.read_bytes()
+    edit(file, lambda content: content["annotations"].pop())
+    with pytest.raises(RunError, match="annotations have changed"):
+        resume_detection(tmp_path / "out", DetectOptions(pictures=0, workers=0), console=QUIET)
+    evaluate_detector(tmp_path / "out", DetectOptions(workers=0), console=QUIET)
+    names = ["disc", "square"]
+    edit(
+        file, lambda content: [each.update(name=name) for each, name in zip(content["categories"], names, strict=True)]
+    )
+    with pytest.raises(RunError, match="classes"):
+        evaluate_detector(tmp_path / "out", DetectOptions(workers=0), console=QUIET)
+    file.write_bytes(whole)
+    assert resume_detection(tmp_path / "out", DetectOptions(pictures=0, workers=0), console=QUIET).summary()
 
 
 @pytest.mark.faults  # for its length

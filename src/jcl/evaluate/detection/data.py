@@ -1,5 +1,6 @@
 """Datasets in COCO format: where their files are, reading and checking them, and what training uses of them."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -17,6 +18,7 @@ from jcl.settings.detection import CocoSettings, Task
 _ANNOTATION_FILES = {"box": "instances", "mask": "instances", "keypoint": "person_keypoints"}
 _HELD_OUT = 5  # without a validation file, one image in five is held out
 _MIN_BOX_SIDE = 1.0  # pixels; smaller boxes are not trained on
+_POLYGON_REACH = 10  # sides of the image; pycocotools takes memory for each pixel of an outline, inside or not
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class CocoFiles:
     train_images: Path
     val_json: Path | None
     val_images: Path
+
+    def checksums(self) -> dict[str, str]:
+        """Of the annotation files."""
+        found = {"train_json": self.train_json, "val_json": self.val_json}
+        return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in found.items() if file is not None}
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Category:
 class CocoImage:
     """An image and its annotations, with the fields that the task needs; missing `iscrowd` and `area` are filled in."""
 
-    id: int
+    id: Annotated[int, Field(ge=-(2**63), lt=2**63)]
     path: Annotated[Path, Field(validation_alias="file_name")]
     width: PositiveInt
     height: PositiveInt
@@ -66,6 +73,11 @@ class CocoDataset:
     def keypoints(self) -> tuple[str, ...]:
         """The names of the keypoints, which all categories share."""
         return self.categories[0].keypoints
+
+    def class_names(self, task: Task) -> list[str]:
+        """What each class of the network detects, with the names of its keypoints if the task needs them."""
+        points = [f" ({', '.join(each.keypoints)})" if task == "keypoint" else "" for each in self.categories]
+        return [each.name + more for each, more in zip(self.categories, points, strict=True)]
 
     def ground_truth(self) -> dict[str, Any]:
         """The dataset as pycocotools takes it. Annotation ids start at 1: pycocotools treats id 0 as unmatched."""
@@ -265,11 +277,38 @@ def _parse(file: Path, content: Any, folder: Path, task: Task) -> CocoDataset:
 
 
 def _usable_segmentation(given: Any, image: CocoImage, row: int) -> Any:
-    """A compressed run-length encoding, or the polygons with at least three points (possibly none)."""
+    """A compressed run-length encoding, or the polygons with at least three points (possibly none).
+
+    pycocotools reads past the end of run lengths that do not cover the image.
+    """
     if given is None or isinstance(given, list):
-        return [polygon for polygon in given or [] if len(polygon) >= 6 and len(polygon) % 2 == 0]
-    plain = isinstance(given.counts, list)
-    # pycocotools checks compressed counts itself, and would read past the end of a short list.
-    if given.size != [image.height, image.width] or (plain and sum(given.counts) != image.height * image.width):
+        polygons = [polygon for polygon in given or [] if len(polygon) >= 6 and len(polygon) % 2 == 0]
+        if any(abs(value) > _POLYGON_REACH * max(image.width, image.height) for each in polygons for value in each):
+            raise ValueError(f"a polygon of annotations[{row}] is far outside its image")
+        return polygons
+    lengths = given.counts if isinstance(given.counts, list) else _run_lengths(given.counts)
+    covered = sum(lengths) if min(lengths, default=0) >= 0 else None
+    if given.size != [image.height, image.width] or covered != image.height * image.width:
         raise ValueError(f"the run-length encoding of annotations[{row}] is not {image.width}×{image.height} pixels")
-    return coco_module("mask").frPyObjects(vars(given), *given.size) if plain else vars(given)
+    return coco_module("mask").frPyObjects({"size": given.size, "counts": lengths}, *given.size)
+
+
+def _run_lengths(text: str) -> list[int]:
+    """The run lengths in COCO's compressed encoding; [-1] if it ends within a number or has other characters.
+
+    A character has five bits, the lowest first, and says whether more follow. From the fourth number on, they are
+    differences to the last number but one.
+    """
+    lengths: list[int] = []
+    value = shift = 0
+    for code in text.encode():
+        bits = code - 48
+        if not 0 <= bits < 64:
+            return [-1]
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            signed = value - (1 << shift) if bits & 16 else value
+            lengths.append(signed + (lengths[-2] if len(lengths) > 2 else 0))
+            value = shift = 0
+    return [-1] if shift else lengths

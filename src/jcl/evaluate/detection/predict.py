@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -131,9 +132,13 @@ def detection_table(summaries: Sequence[dict[str, Any]], folders: Sequence[Path]
     header += [f"{_MODELS[task]} {figure}" for task in tasks for figure in _TABLE_FIGURES.values()]
     keys = [tuple(str(summary.get(name, "")) for name in columns) for summary in summaries]
     cells = [(summary["task"], *key) for summary, key in zip(summaries, keys, strict=True)]
+    starts = Counter(
+        key for key, _ in {(key, summary.get("init")) for summary, key in zip(summaries, keys, strict=True)}
+    )
     rows: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
     for summary, folder, key, cell in zip(summaries, folders, keys, cells, strict=True):
-        unique = key if cells.count(cell) == 1 else (f"{key[0]} ({folder})", *key[1:])
+        alone = cells.count(cell) == 1 and starts[key] == 1
+        unique = key if alone else (f"{key[0]} ({folder})", *key[1:])
         rows.setdefault(unique, {})[summary["task"]] = summary
     lines = [header, ["---"] * len(header)]
     for key, row in rows.items():
