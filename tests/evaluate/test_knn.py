@@ -183,6 +183,12 @@ def test_k_beyond_the_bank_means_the_whole_bank() -> None:
     assert (beyond.top1, beyond.top5) == (whole.top1, whole.top5)
 
 
+def test_no_queries_have_no_neighbours() -> None:
+    bank, _, queries, _ = random_problem(seed=3)
+    found = nearest_neighbours(queries[:0], bank, 4)
+    assert found.rows.shape == found.similarities.shape == (0, 4)
+
+
 def test_unlabeled_rows_are_left_out_on_both_sides() -> None:
     bank, bank_labels, queries, labels = random_problem(seed=13)
     hidden_bank, hidden_queries = torch.arange(len(bank)) % 3 == 0, torch.arange(len(queries)) % 4 == 0

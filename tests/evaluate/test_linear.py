@@ -39,12 +39,22 @@ def test_probes_train_where_gradients_are_off(problem, mode):
         assert linear_probe(*inputs, epochs=2) == expected
 
 
-def test_wrong_lengths_and_epochs_are_refused(problem):
+def test_wrong_lengths_epochs_and_batches_are_refused(problem):
     features, labels, queries, query_labels = problem
-    with pytest.raises(DataError, match="rows of features"):
-        linear_probe(features, labels[1:], queries, query_labels)
-    with pytest.raises(ValueError, match="epochs"):
-        linear_probe(*problem, epochs=0)
+    for wrong in ((features, labels[1:], queries, query_labels), (features, labels, queries, query_labels[1:])):
+        with pytest.raises(DataError, match="rows of features"):
+            linear_probe(*wrong)
+    for option in ("epochs", "batch_size"):
+        with pytest.raises(ValueError, match=option):
+            linear_probe(*problem, **{option: 0})
+
+
+@pytest.mark.parametrize("kind", [torch.int16, torch.float16])
+def test_features_and_labels_of_short_types_are_converted(kind):
+    (features, labels), (queries, query_labels) = draw(120, seed=0), draw(60, seed=1)
+    features, queries = features.to(kind), queries.to(kind)
+    short = linear_probe(features, labels.to(torch.uint8), queries, query_labels.int(), epochs=3)
+    assert short == linear_probe(features.float(), labels, queries.float(), query_labels, epochs=3)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
@@ -250,7 +260,7 @@ def test_what_cannot_be_probed_is_a_sentence(problem):
         linear_probe(x_train / 0, y_train, x_test, y_test)
     with pytest.raises(DataError, match="NaN or infinite"):
         linear_probe(x_train, y_train, x_test / 0, y_test)
-    with pytest.raises(DataError, match="No readable test image"):
+    with pytest.raises(DataError, match="test set has no labeled rows"):
         linear_probe(x_train, y_train, x_test, torch.full((600,), -1), grid=SMALL_GRID, epochs=1)
 
 

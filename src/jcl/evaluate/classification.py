@@ -119,9 +119,10 @@ def scores_of_ranks(rank: Tensor, labels: Tensor, classes: Tensor) -> Scores:
 
 
 def labeled_rows(features: Tensor, labels: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Features (n, d) and labels (n,) without the rows labeled -1."""
+    """Features (n, d), in at least float32, and int64 labels (n,), without the rows labeled -1."""
     if len(features) != len(labels):
         raise DataError(f"The {name} has {len(features):,} rows of features, but {len(labels):,} labels.")
+    features, labels = features.to(torch.promote_types(torch.float32, features.dtype)), labels.long()
     keep = labels >= 0
     if not keep.any():
         raise DataError(f"The {name} has no labeled rows, so accuracy cannot be measured.")

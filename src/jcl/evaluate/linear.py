@@ -103,10 +103,12 @@ def linear_probe(
 
     This also works where gradients are off, as in the validation of PyTorch Lightning.
     """
-    if epochs is not None and epochs < 1:
-        raise ValueError(f"epochs must be at least 1, got {epochs}.")
+    for name, number in (("epochs", epochs), ("batch_size", batch_size)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}.")
     grid = grid or ProbeGrid()
     features, labels = labeled_rows(train_features, train_labels, "training set")
+    test_features, test_labels = labeled_rows(test_features, test_labels, "test set")
     if not (features.isfinite().all() and test_features.isfinite().all()):
         raise DataError("The features are NaN or infinite; the training of the encoder probably diverged.")
     classes, targets = torch.unique(labels, return_inverse=True)

@@ -57,7 +57,7 @@ def neighbour_chunks(
     target = torch.device(device) if device is not None else queries.device
     return (
         _search(unit_rows(queries[start : start + chunk].to(target)), bank, min(k, len(bank)), chunk)
-        for start in range(0, len(queries), chunk)
+        for start in range(0, max(1, len(queries)), chunk)
     )
 
 

@@ -16,6 +16,7 @@ from jcl.settings.schema import Count, NotNegative, Positive, PositiveInt, Preci
 
 Task = Literal["box", "mask", "keypoint"]
 Heads = Literal["standard", "small"]
+_Side = Annotated[int, Field(ge=32, lt=2**16)]  # in pixels, at least one position of the coarsest features
 
 ITERATIONS = {"1x": 90_000, "2x": 180_000}
 RANK_TIMEOUT = 600.0  # seconds
@@ -55,11 +56,9 @@ class DetectionSettings(Section):
     coco: CocoSettings
     overfit: PositiveInt | None = option(None, "Train and test on this many images only.", panel=SETTINGS)
     heads: Heads = option("standard", "standard (default), or small for CPUs.", panel=SETTINGS, metavar="SIZE")
-    short_side: tuple[PositiveInt, PositiveInt] = option(
-        (640, 800), "Short sides in training.", panel=SETTINGS, metavar="MIN MAX"
-    )
-    test_short_side: PositiveInt = option(800, "Short side in tests (default: MAX).", panel=SETTINGS)
-    max_side: PositiveInt = option(1333, "Longest side (default: 5/3 of MAX).", panel=SETTINGS)
+    short_side: tuple[_Side, _Side] = option((640, 800), "Short sides in training.", panel=SETTINGS, metavar="MIN MAX")
+    test_short_side: _Side = option(800, "Short side in tests (default: MAX).", panel=SETTINGS)
+    max_side: _Side = option(1333, "Longest side (default: 5/3 of MAX).", panel=SETTINGS)
     rois_per_image: Annotated[int, Field(ge=4)] = option(512, "Regions per image that train the heads.", panel=SETTINGS)
     iterations: PositiveInt = option(ITERATIONS["1x"], "Training iterations.")
     batch_size: PositiveInt = option(_PAPER_BATCH, "Images per iteration.")
