@@ -34,6 +34,7 @@ def test_too_few_images_to_choose_a_batch(refused, tmp_path):
         (["--set", "train.learning=1"], "Unknown setting 'train.learning'"),
         (["--set", "train.batch_sise=1"], "did you mean train.batch_size?"),
         (["--set", "lr=1"], "Unknown setting 'lr'"),
+        (["--set", "recipe=demo"], "--recipe demo"),
         (["--set", "train.lr"], "--set takes SECTION.NAME=VALUE"),
         (["--set", "train.milestones=[1, 2"], "--set"),
         (["--set", "train.lr=!!python/object/apply:os.system ['touch hacked']"], "--set"),

@@ -4,6 +4,7 @@ import pytest
 
 from jcl.errors import SettingsError
 from jcl.settings.recipes import build_settings, parse_assignments, recipe_names, recipe_summary, recipe_values
+from jcl.settings.schema import settings_text
 
 PAPER_ALIKE = {"method.temperature": 0.2, "method.queue_size": 65536, "method.key_momentum": 0.999}
 PAPER_ALIKE |= {"model.embedding_dim": 128, "model.head": "mlp", "model.stem": "imagenet", "views.recipe": "moco-v2"}
@@ -134,6 +135,39 @@ def test_a_recipe_of_ones_own(tmp_path):
     settings = build_settings(file, values={"train.seed": 4})
     assert (settings.train.epochs, settings.train.lr, settings.train.seed) == (7, 1e-3, 4)
     assert settings.model.backbone == "resnet34" and settings.recipe == str(file)
+
+
+def test_a_recipe_of_ones_own_starts_from_the_one_it_names(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("recipe: cifar10\ntrain: {epochs: 7}\n")
+    expected = build_settings("cifar10", values={"train.epochs": 7})
+    assert build_settings(file).model_copy(update={"recipe": "cifar10"}) == expected
+    file.write_text("recipe: cifar10\nmethod: {name: moco-v1}\n")
+    same = {"recipe": "cifar10"}
+    assert build_settings(file).model_copy(update=same) == build_settings("cifar10", method="moco-v1")
+    assert build_settings(file, method="jcl").model_copy(update=same) == build_settings("cifar10", method="jcl")
+    file.write_text(settings_text(expected))  # as a run writes it
+    assert build_settings(file).model_copy(update=same) == expected
+    for other in (str(file), "other.yaml", "[cifar10]", "5"):
+        file.write_text(f"recipe: {other}\n")
+        with pytest.raises(SettingsError, match="`jcl recipes` does not list"):
+            build_settings(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("train.lr: 0.1", r"unknown section 'train.lr'; write train: \{lr: ...\}"),
+        ("trian: {lr: 0.1}", r"did you mean train\?"),
+        ("train: {learning_rate: 0.1}", "unknown setting 'train.learning_rate'"),
+        ("train: {lr: 0.1, epochs: 3, lr: 0.2}", "lr is given twice"),
+        ("train: {lr: 0.1}\ntrain: {epochs: 3}", "train is given twice"),
+    ],
+)
+def test_mistakes_in_a_recipe_file_are_named(tmp_path, content, words):
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(SettingsError, match=words):
+        build_settings(tmp_path / "mine.yaml")
 
 
 @pytest.mark.parametrize("content", ["train:", "train: 5", "train: [1]", "train: word"])

@@ -266,6 +266,12 @@ class _Loader(yaml.SafeLoader):
             raise yaml.YAMLError("aliases (*name) are not supported")
         return super().compose_node(parent, index)
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [str(key.value) for key, _ in node.value]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise yaml.YAMLError(f"{twice} is given twice")
+        return super().construct_mapping(node, deep)
+
 
 def settings_text(settings: Settings) -> str:
     """The settings as YAML, exact to the last bit."""
@@ -307,6 +313,8 @@ def set_value(nested: dict[str, Any], name: str, value: Any) -> None:
     if name not in setting_fields():
         hint = _nearest(name)
         raise SettingsError(f"Unknown setting {name!r}; {hint}{'' if hint.endswith('?') else '.'}")
+    if not key:
+        raise SettingsError(f"{name} is not a setting of a run; choose a recipe with --recipe {value}.")
     values = nested.setdefault(section, {})
     if not isinstance(values, dict):
         raise SettingsError(f"The section {section!r} must contain settings as 'name: value', not {values!r}.")
@@ -352,7 +360,11 @@ def _error_message(problems: list[Any], origin: str) -> str:
 
 def _problem(name: str, problems: list[Any]) -> str:
     if problems[0]["type"] == "extra_forbidden":
-        return f"unknown setting {name!r}; {_nearest(name)}"
+        section, _, key = name.partition(".")
+        if name in setting_names():  # written with a dot
+            return f"unknown section {name!r}; write {section}: {{{key}: ...}}"
+        sections = [] if key else difflib.get_close_matches(name, list(Settings.model_fields), n=1)
+        return f"unknown setting {name!r}; {f'did you mean {sections[0]}?' if sections else _nearest(name)}"
     if problems[0]["type"] == "missing" and len(problems[0]["loc"]) < 3:  # and not part of a list
         return f"{name} is missing"
     return invalid_value(name, problems) if name else "; ".join(map(_expected, problems))

@@ -43,22 +43,34 @@ def build_settings(
 
     Without `method`, what the recipe's own method implies applies where the recipe does not say otherwise.
 
-    `recipe` is a name that `jcl recipes` lists or a YAML file. `values` are by dotted name, such as
-    `{"data.location": "photos/", "train.epochs": 100}`.
+    `recipe` is a name that `jcl recipes` lists or a YAML file, which may name one of them to start from (`recipe:
+    photos`). `values` are by dotted name, such as `{"data.location": "photos/", "train.epochs": 100}`.
     """
-    nested: dict[str, Any] = {}
-    recipe = str(recipe)
-    given, values = recipe_values(recipe), dict(values or {})
-    method, own = values.get("method.name", method), given.get("method")
-    if method is None and isinstance(own, dict):
-        _set_method(nested, own.get("name"))
-    for section, entries in given.items():
-        nested[section] = nested.get(section, {}) | entries if isinstance(entries, dict) else entries
-    nested["recipe"] = recipe
+    recipe, values = str(recipe), dict(values or {})
+    method = values.get("method.name", method)
+    nested = _recipe_settings(recipe, method) | {"recipe": recipe}
     _set_method(nested, method)
     for name, value in values.items():
         set_value(nested, name, value)
     return validated(Settings, nested, f"the recipe {recipe}{' with your changes' if values or method else ''}")
+
+
+def _recipe_settings(recipe: str, method: str | None) -> dict[str, Any]:
+    """The settings of a recipe, on top of those of the recipe it names; without what its method implies if another is
+    given.
+    """
+    given = recipe_values(recipe)
+    base, own = given.pop("recipe", ""), given.get("method")
+    own_method = own.get("name") if isinstance(own, dict) else None
+    if base and base not in recipe_names():
+        raise SettingsError(f"{recipe} starts from {base!r}, which `jcl recipes` does not list; remove that line.")
+    nested = _recipe_settings(base, method or own_method) if base else {}
+    if method is None:
+        _set_method(nested, own_method)
+    for section, entries in given.items():
+        both = isinstance(entries, dict) and isinstance(nested.get(section), dict)
+        nested[section] = nested[section] | entries if both else entries
+    return nested
 
 
 def _set_method(nested: dict[str, Any], method: Any) -> None:
