@@ -75,10 +75,12 @@ def test_every_method_is_measured_until_memory_runs_out(monkeypatch: pytest.Monk
     """Without the processes, which the tests of `run_in_subprocess` have."""
     seen: list[tuple[int, int]] = []
     asked: list[tuple[str, int]] = []
+    passes: list[int] = []
 
     def run(work, *arguments):
         work, (settings, device, repeats) = pickle.loads(pickle.dumps((work, arguments)))
         asked.append((settings.method.name, settings.method.num_keys))
+        passes.append(settings.train.key_passes)
         return KILLED if settings.method.name == "multi-key" else work(settings, device, repeats)
 
     monkeypatch.setattr("jcl.studies.cost.run_in_subprocess", run)
@@ -88,6 +90,7 @@ def test_every_method_is_measured_until_memory_runs_out(monkeypatch: pytest.Monk
     cells = [("moco-v2", 1), *((method, keys) for method in methods for keys in (1, 2))]
     assert [(cell.method, cell.keys) for cell in report.cells] == cells
     assert asked == [cell for cell in cells if cell != ("multi-key", 2)]
+    assert passes[:3] == [1, 1, 2], "a pass has one batch of keys, in MoCo v2 too"
     assert seen == [(done, 7) for done in range(1, 8)]
     figures = report.metrics()
     assert figures["multi_key_backprop_m2_bytes"] > figures["jcl_m2_bytes"] > 0

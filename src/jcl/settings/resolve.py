@@ -354,13 +354,14 @@ def _key_passes(values: Values, facts: DataFacts) -> tuple[int, str]:
     return passes, "the key views of an image need no more memory than its query"
 
 
-def passes_for_constant_memory(keys: int, groups: int) -> int:
+def passes_for_constant_memory(keys: int, groups: int, batches: int = 4) -> int:
     """Number of passes in which `keys` per image need no more memory than the query, if the BN groups allow it.
 
-    A pass without gradients holds the activations of a few layers, a query those of all: four batches stay below it.
+    A pass without gradients holds the activations of a few layers, a query those of all: four batches of keys stay
+    below it, unless the network is small.
     """
     passes = 1
-    while passes < groups and keys / passes > 4 and groups % (passes * 2) == 0:
+    while passes < groups and keys / passes > batches and groups % (passes * 2) == 0:
         passes *= 2
     return passes
 
