@@ -1,6 +1,7 @@
 """Exports: what the other library makes of a file is what we have, and the way back loses nothing."""
 
 import copy
+import json
 import pickle
 import re
 import warnings
@@ -232,6 +233,12 @@ def test_what_is_there_is_overwritten_when_forced(resnet18, tmp_path):
     assert (folder / "mine.txt").read_text() == "old" and (folder / "README.md").read_text() != "old"
     for path in (out, folder):
         assert_the_way_back_is_the_identity(path, resnet18)
+    before = jcl.load_backbone(folder).info
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_cfg"] |= {"mean": [0.1, 0.2, 0.3], "input_size": [3, 96, 96]}
+    (folder / "config.json").write_text(json.dumps(config))
+    info = jcl.load_backbone(folder).info
+    assert (info.image_size, info.mean, info.std) == (96, (0.1, 0.2, 0.3), before.std), "as timm reads it"
 
 
 @pytest.mark.parametrize("target", ["torchvision", "onnx", "hub-folder"])

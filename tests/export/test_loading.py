@@ -8,6 +8,7 @@ import torchvision
 from safetensors.torch import save_file
 from sample_networks import assert_close, assert_same_bits, body, images, sample_resnet, unlike_new
 from torch import nn
+from torchvision.transforms.functional import normalize
 
 import jcl
 from jcl.core.encoder import build_backbone
@@ -42,6 +43,23 @@ def test_networks_that_need_metadata_or_look_like_a_resnet(tmp_path, name: str):
     loaded = jcl.load_backbone(tmp_path / "weights.pth", name)
     assert_same_bits(loaded, network.state_dict())
     load_weights(build_backbone(name, image_size=64)[0], dict(loaded.state_dict()), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "side"), [("googlenet", 224), ("inception_v3", 299)])
+def test_networks_that_torchvision_builds_to_convert_normalized_images(tmp_path, name: str, side: int):
+    """With its own weights torchvision sets `transform_input`: from ImageNet's mean and std to 0.5."""
+    torch.manual_seed(0)
+    theirs = torchvision.models.get_model(name, weights=None, transform_input=True, init_weights=True).eval()
+    torch.save(theirs.state_dict(), tmp_path / "weights.pth")
+    theirs.fc = nn.Identity()
+    ours = jcl.load_backbone(tmp_path / "weights.pth", name)
+    pixels = torch.rand(2, 3, side, side)
+    normalized = [
+        normalize(pixels, *values) for values in ((IMAGENET_MEAN, IMAGENET_STD), (ours.info.mean, ours.info.std))
+    ]
+    with torch.no_grad():
+        torch.testing.assert_close(ours(normalized[1]), theirs(normalized[0]), rtol=1e-4, atol=1e-5)
+    assert ours.info.image_size == side
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,11 @@ def test_things_that_hold_no_weights(tmp_path):
         "{",
         '{"pretrained_cfg": {"input_size": [3, 1, Infinity]}}',
         '{"pretrained_cfg": {"mean": [1]}}',
+        '{"pretrained_cfg": {"std": [0.5]}}',
+        '{"pretrained_cfg": {"mean": [NaN, NaN, NaN]}}',
+        '{"pretrained_cfg": {"input_size": [3, 5000, 5000]}}',
+        '{"pretrained_cfg": {"input_size": [3, 0, 0]}}',
+        '{"pretrained_cfg": {"input_size": [3, 64.5, 64.5]}}',
     ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(RunError, match=r"config\.json"):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter
 
 import jcl
 from jcl.core.registry import METHODS
@@ -22,7 +21,7 @@ from jcl.paths import read_file
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number
 from jcl.runs.metrics import read_metrics
-from jcl.settings.schema import PerChannel, PositivePerChannel, Settings
+from jcl.settings.schema import Settings
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -41,11 +40,14 @@ def read_hub_config(folder: Path) -> dict[str, Any]:
         options.pop("num_classes", None)
         if unknown := [name for name, value in options.items() if (name, value) not in _USUAL_ARGS]:
             raise RunError(f"{file} has unsupported model_args: {', '.join(sorted(unknown))}.")
+        side = size[-1] if isinstance(size, list) else 224 if size is None else size
+        mean, std = preprocessing.get("mean", IMAGENET_MEAN), preprocessing.get("std", IMAGENET_STD)
+        checked = BackboneInfo("", "imagenet", side, 0, mean, std)
         return {
             "architecture": f"timm/{name}" if isinstance(name, str) else None,
-            "image_size": int(size[-1] if isinstance(size, list) else size) if size else None,
-            "mean": TypeAdapter(PerChannel).validate_python(preprocessing.get("mean", IMAGENET_MEAN)),
-            "std": TypeAdapter(PositivePerChannel).validate_python(preprocessing.get("std", IMAGENET_STD)),
+            "image_size": None if size is None else checked.image_size,
+            "mean": checked.mean,
+            "std": checked.std,
         }
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError):
         raise RunError(f"{file} is not a model description as timm writes it.") from None

@@ -30,6 +30,7 @@ from jcl.settings.schema import Settings
 
 _HEADS = ("fc", "head", "heads", "classifier", "linear")
 _WRAPPERS = ("module", "model", "_orig_mod")
+_HALF_NORMALIZED = ("googlenet", "inception_v3")
 LIBRARIES = ("imagenet", "timm")  # values of `model.init` that are not paths
 _ADVICE = " Without a network, give --init a weights file."
 
@@ -148,6 +149,7 @@ def load_network(weights: WeightsFile, backbone: str | None, image_size: int | N
     """Load the network given as `backbone`, the one named in the file, or the ResNet of these shapes."""
     tensors, layout = layouts.torchvision_names(weights.tensors)
     name = backbone or network_name(weights)
+    weights = _with_normalization(weights, name)
     described, stem = weights.info or weights, stem_of(weights)
     size = image_size or described.image_size or _default_size(name, stem)
     network, width = build_backbone(name, stem=stem, image_size=size, channels=len(described.mean))
@@ -167,7 +169,7 @@ def load_network(weights: WeightsFile, backbone: str | None, image_size: int | N
         source=f"{weights.kind}, {layout}" + (f", under {prefix.removesuffix('.')}" if prefix else ""),
         loaded=len(loaded),
         unused=dict(Counter(_part_of_file(part, prefix) for part in unused)),
-        notes=tuple(_notes(weights, layout, stem, dtypes)),
+        notes=tuple(_notes(weights, name, layout, stem, dtypes)),
         epoch=weights.epoch,
     )
 
@@ -212,7 +214,11 @@ def _timm_image_size(name: str) -> int | None:
 def _default_size(name: str, stem: str) -> int:
     if stem == "small" or name in OWN_BACKBONES:
         return 32
-    return 224 if name in torchvision_networks() else _timm_image_size(name) or 224
+    if name not in torchvision_networks():
+        return _timm_image_size(name) or 224
+    from torchvision import models
+
+    return int(models.get_model_weights(name).DEFAULT.transforms().crop_size[0])
 
 
 def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str, Tensor], name: str) -> str:
@@ -270,12 +276,14 @@ def _part_of_file(name: str, prefix: str) -> str:
     return f"{first}.{rest.partition('.')[0]}" if first in _WRAPPERS and rest else first
 
 
-def _notes(weights: WeightsFile, layout: str, stem: str, dtypes: set[torch.dtype]) -> Iterable[str]:
+def _notes(weights: WeightsFile, name: str, layout: str, stem: str, dtypes: set[torch.dtype]) -> Iterable[str]:
     """What had to be assumed, and what else was in the file."""
     if weights.info is None and layout == layouts.DETECTRON2:
         yield "assumed RGB images and strides in the 3×3 convolutions, unlike in detectron2's MSRA weights"
     if weights.info is None and stem == "small":
         yield "assumed stride 1, padding 1 and no max-pool for the 3×3 stem; solo-learn pads by 2"
+    if weights.info is None and name in _HALF_NORMALIZED:
+        yield "assumed mean and std 0.5, as for torchvision's own weights"
     if dtypes:
         yield f"converted {' and '.join(sorted(map(str, dtypes))).replace('torch.', '')} values to float32"
     if weights.ignored:
@@ -289,7 +297,7 @@ def read_initial(settings: Settings) -> WeightsFile | None:
         return _torchvision_weights(name)
     if init == "timm":
         return _timm_weights(name)
-    return open_weights(Path(init)) if init else None
+    return _with_normalization(open_weights(Path(init)), name) if init else None
 
 
 def initial_facts(weights: WeightsFile) -> InitialWeights:
@@ -350,7 +358,15 @@ def _torchvision_weights(name: str) -> WeightsFile:
     transforms = weights.transforms()
     size = transforms.crop_size[0] if name.startswith("vit_") else None
     mean, std = map(tuple, (transforms.mean, transforms.std))
-    return WeightsFile(Path(str(weights)), "torchvision", tensors, None, name, size, mean, std)
+    found = WeightsFile(Path(str(weights)), "torchvision", tensors, None, name, size, mean, std)
+    return _with_normalization(found, name)
+
+
+def _with_normalization(weights: WeightsFile, name: str) -> WeightsFile:
+    """Mean and std 0.5 for two networks of torchvision, which convert ImageNet's to these if it loads their weights."""
+    if weights.info or name not in _HALF_NORMALIZED:
+        return weights
+    return replace(weights, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
 def _timm_weights(name: str) -> WeightsFile:

@@ -82,7 +82,12 @@ def _read_hub_folder(path: Path) -> WeightsFile:
     file = next((file for name in (WEIGHTS, TORCH_WEIGHTS) if (file := path / name).is_file()), None)
     if file is None:
         raise RunError(f"{path} has a config.json but no {WEIGHTS}; copy the whole folder.")
-    return replace(read_weights(file), path=path, kind="hub folder", ignored=(), **config)
+    weights = replace(read_weights(file), path=path, kind="hub folder", ignored=(), **config)
+    if weights.info is None:
+        return weights
+    # `config.json` may have been edited, and timm follows it.
+    size = weights.image_size or weights.info.image_size
+    return replace(weights, info=replace(weights.info, image_size=size, mean=weights.mean, std=weights.std))
 
 
 def _load_torch_file(path: Path) -> Any:
