@@ -298,8 +298,29 @@ def test_data_that_changed_in_between_is_noticed(weights, image_folder, tmp_path
         with pytest.raises(Interrupted):
             finetune(weights, str(image_folder), out=tmp_path / "run", **options)
     (image_folder / "cats" / "000.png").rename(image_folder / "cats" / "new.png")
-    with pytest.raises(RunError, match="The data has changed"):
+    with pytest.raises(RunError, match="images or labels have changed"):
         resume_finetuning(tmp_path / "run", workers=0, console=QUIET)
+
+
+def test_labels_that_changed_in_between_are_noticed(weights, npz, tmp_path, monkeypatch):
+    data, path = dict(np.load(npz)), tmp_path / "data.npz"
+    np.savez(path, **data)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            finetune(weights, str(path), out=tmp_path / "run", **SHORT)
+    np.savez(path, **data | {"y_train": np.roll(data["y_train"], 1)})
+    with pytest.raises(RunError, match="images or labels have changed"):
+        resume_finetuning(tmp_path / "run", workers=0, console=QUIET)
+    np.savez(path, **data)
+    assert resume_finetuning(tmp_path / "run", workers=0, console=QUIET).summary_file.exists()
+
+
+def test_weights_that_the_last_step_ruins_are_no_result(weights, npz, tmp_path):
+    options = SHORT | {"labels": "1-per-class", "epochs": 1, "lr": 1e38, "warmup_epochs": 0.0}
+    with pytest.raises(RunError, match="Training diverged"):
+        finetune(weights, str(npz), out=tmp_path / "run", **options)
+    assert not (tmp_path / "run/summary.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from jcl.commands.run import RunContext
 from jcl.console import STDERR, pluralize, print_line
 from jcl.core.encoder import backbone_parts
 from jcl.data.named import absolute_location
-from jcl.data.source import ImageSource, evenly_spaced, select_images
+from jcl.data.source import ImageSource, evenly_spaced, fingerprint, select_images
 from jcl.distributed.device import to_device
 from jcl.distributed.group import ALONE
 from jcl.errors import RunError, SettingsError
@@ -51,6 +51,7 @@ def finetune(options: FinetuneOptions, *, console: Console = STDERR) -> Finetune
         head_lr = settings.head_lr * _SQUARED_LENGTH / max(_SQUARED_LENGTH, _squared_length(target, labeled))
         settings = settings.model_copy(update={"head_lr": round(head_lr, 6)})
     work = _Finetuning(settings, target, task, options.worker_count, console)
+    settings = settings.model_copy(update={"images": _fingerprints(work.task)})
     context = RunContext(ALONE, target.device, console)
     wanted = FinetuneFolder(out or Path("runs") / f"finetune-{target.data.name}")
     with context.starting(wanted, numbered=out is None) as folder:
@@ -81,6 +82,10 @@ def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> Fi
     return validated(FinetuneSettings, values, "the options of `jcl finetune`")
 
 
+def _fingerprints(task: ClassificationTask) -> str:
+    return f"{fingerprint(task.train)} {fingerprint(task.test)}"
+
+
 def _squared_length(target: EvaluationTarget, images: ImageSource) -> float:
     """The mean squared length of the features of up to 128 images."""
     sample = select_images(images, torch.tensor(evenly_spaced(len(images), 128)))
@@ -98,7 +103,9 @@ def resume_finetuning(
         return folder
     target = open_target(Path(settings.weights), settings.data, device or settings.train.device, console)
     work = _Finetuning(settings, target, classification_task(target.data), workers, console)
-    folder.check_labels(work.names)
+    if settings.images != _fingerprints(work.task):
+        problem = f"The images or labels have changed since {folder.path} was started"
+        raise RunError(f"{problem}. Start again in another folder with --out.")
     folder.refuse_links()
     with RunContext(ALONE, target.device, console).locked(folder):
         return work.run(folder, resumed=True)
@@ -168,6 +175,7 @@ class _Finetuning:
             "skipped": unreadable,
             "classes": len(task.classes),
             "test_held_out": task.held_out,
+            "data": self.target.origin["data"],
             "steps": progress.step,
             "seconds": progress.seconds,
         }

@@ -60,10 +60,10 @@ def train_and_test(data: ImageData) -> tuple[ImageSource, ImageSource]:
     labels = data.train.labels
     if labels is None:
         raise no_labels(data)
-    if data.test is not None and data.test.labels is not None:
-        return select_images(data.train, (labels >= 0).nonzero().squeeze(1)), data.test
-    train, test = hold_out_split(labels)
-    return select_images(data.train, train), select_images(data.train, test)
+    if (test := data.labeled_test) is not None:
+        return select_images(data.train, (labels >= 0).nonzero().squeeze(1)), test
+    kept, held_out = hold_out_split(labels)
+    return select_images(data.train, kept), select_images(data.train, held_out)
 
 
 def no_labels(data: ImageData) -> DataError:

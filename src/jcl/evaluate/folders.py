@@ -56,12 +56,6 @@ class FinetuneFolder(ClassifierFolder):
         write_atomically(self.labels_file, _lines(names))
         write_atomically(self.settings_file, settings.encode() + b"\n")
 
-    def check_labels(self, names: list[str]) -> None:
-        """Raise if the labeled images differ from those the fine-tuning started with."""
-        if not self.labels_file.exists() or self.labels_file.read_bytes() != _lines(names):
-            problem = f"The data has changed since {self.path} was started: {self.labels_file.name} lists other images"
-            raise RunError(f"{problem}. Start again in another folder with --out.")
-
 
 class ProbeFolder(ClassifierFolder):
     """`probe.json` (backbone, data and settings), `metrics.jsonl`, `checkpoints/`; at the end `classifier.safetensors`,

@@ -26,6 +26,7 @@ from jcl.console import print_line, warn_skipped
 from jcl.core.encoder import backbone_parts
 from jcl.data import BatchLoader, ImageBatch
 from jcl.distributed.device import autocast, choose_precision
+from jcl.errors import RunError
 from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, scores
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.folders import ClassifierFolder
@@ -51,6 +52,7 @@ class FinetuneSettings(Section):
 
     weights: str
     data: str | None = None  # None: what the run was trained on
+    images: str = ""  # fingerprints of the training and test images, which must not change
     labels: str = "100%"
     from_scratch: bool = False
     head_lr: Positive
@@ -182,6 +184,8 @@ def train_and_evaluate(
         task.network, test, device=task.device, precision=task.precision, workers=task.workers
     )
     warn_skipped(console, logits.skipped)
+    if not logits.values.isfinite().all():
+        raise RunError("Training diverged: the network gives NaN or infinite values. Start again with a lower --lr.")
     found = scores(logits.values, logits.labels, task.data.classes)
     skipped = loader.skipped if folder is None else read_skipped(folder.skipped_file)
     return found, progress, len(skipped)
