@@ -148,12 +148,15 @@ def test_knn_on_a_run_and_on_weights(call, pretrained, npz, refused):
     compared = {"knn_top1_interval_low", "knn_top1_interval_high", "chance_top1", "untrained_knn_top1"}
     compared |= {"beats_chance", "beats_untrained"}
     about = {"test_images", "test_held_out", "unseen_class_images", "classes", "finished"}
+    about |= {"knn_k", "knn_temperature", "data"}
+    assert (figures["knn_k"], figures["data"]) == (5, str(npz))
     assert set(figures) == {"knn_top1", "knn_top5"} | about | of_each | compared
     assert figures["untrained_knn_top1"] == Run(pretrained).metrics[0]["knn_top1"] and figures["chance_top1"] == 40
     assert figures["test_images"] == 10 and figures["unseen_class_images"] == 0
     weights = pretrained / "backbone.safetensors"
     assert call("knn", weights, npz, "-k", 5, "--json", "again.json")[0] == 0
     assert json.loads(Path("again.json").read_text())["knn_top1"] == figures["knn_top1"]
+    assert "│ 5 " in call("knn", pretrained, npz)[1], "as in the run"
     out = call("knn", weights, npz)[1]
     assert re.search(r"│ 3 +│ 0.1", out), "a tenth of 34 images vote where nothing is said"
     assert "weights file" in refused("knn", weights)
@@ -190,11 +193,10 @@ def test_demo_refuses_a_file_as_its_folder(call, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_results_that_cannot_be_written_are_one_sentence(call, pretrained, tmp_path):
+def test_results_that_cannot_be_written_are_noticed_first(refused, pretrained, tmp_path):
     (tmp_path / "file").write_text("mine")
-    code, _, err = call("knn", pretrained, "--json", tmp_path / "file" / "knn.json")
-    assert code == 1 and "could not be written" in err and "Traceback" not in err
-    assert (tmp_path / "file").read_text() == "mine"
+    said = refused("knn", pretrained, "--json", tmp_path / "file" / "knn.json", exit_code=2)
+    assert said.endswith(f"{tmp_path / 'file'} is not a folder that you may write to.")
 
 
 def test_a_full_disk_leaves_the_old_results(tmp_path, no_room_for):

@@ -47,7 +47,7 @@ def test_the_untrained_network_is_measured_once(call, pretrained, npz, monkeypat
         return untrained_backbone(*arguments)
 
     monkeypatch.setattr("jcl.commands.inputs.untrained_backbone", build)
-    for command, name in (("knn", "knn_top1"), ("linear --epochs 2", "linear_top1")):
+    for command, name in (("knn -k 3", "knn_top1"), ("linear --epochs 2", "linear_top1")):
         found = []
         for weights in (pretrained, pretrained / "backbone.safetensors"):
             code, out, err = call(*command.split(), weights, npz, "--json", "figures.json")

@@ -144,7 +144,8 @@ class EvaluationTarget:
     device: torch.device
     location: str = ""  # of the data
     seed: int = 0  # that the training of the backbone started from, if known
-    run_state: dict[str, Any] = field(default_factory=dict)  # `finished` of a run, `epoch` of a checkpoint
+    knn_k: int | None = None  # of the run's own kNN on the same data
+    origin: dict[str, Any] = field(default_factory=dict)  # for JSON: the data, whether a run has finished, the epoch
 
     def untrained(self, measure: Callable[[Self], list[float]], ranks: Ranks = ALONE, **about: Any) -> list[float]:
         """What `measure` gives for the untrained network, kept in a cache; `about` is what else it depends on."""
@@ -198,11 +199,16 @@ def open_target(weights: Path, location: str | None, device: str, console: Conso
     loaded, run = open_backbone(weights), RunFolder(checkpoint_run(weights) or weights)
     settings = run.settings() if run.settings_file.is_file() or (location is None and weights.is_dir()) else None
     data = open_chosen_data(location, settings, weights, console, loaded.info.channels)
-    state: dict[str, Any] = {} if loaded.epoch is None else {"epoch": loaded.epoch}
-    if settings is not None and weights.is_dir():
-        state["finished"] = loaded.epoch is None
     if warning := _values_warning(data.train, loaded.info):
         print_line(console, f"Warning: {warning}")
-    seed, own_location = (settings.train.seed, settings.data.location) if settings is not None else (0, "")
-    location = own_location if location is None else location
-    return EvaluationTarget(loaded.network, loaded.info, data, choose_device(device), location, seed, state)
+    own = "" if settings is None else settings.data.location
+    place = own if location is None else absolute_location(location)
+    origin: dict[str, Any] = {"data": without_secrets(place)}
+    if loaded.epoch is not None:
+        origin["epoch"] = loaded.epoch
+    seed, knn_k = 0, None
+    if settings is not None:
+        seed, knn_k = settings.train.seed, settings.record.knn_k if place == own else None
+        if weights.is_dir():
+            origin["finished"] = loaded.epoch is None
+    return EvaluationTarget(loaded.network, loaded.info, data, choose_device(device), place, seed, knn_k, origin)

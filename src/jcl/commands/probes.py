@@ -41,10 +41,10 @@ def measure_knn(options: KnnOptions, progress: ProgressCallback) -> tuple[list[K
         ranks, device = context.ranks, context.device
         target = open_target(options.weights, options.data, str(device), context.console)
         workers = default_workers(ranks.count) if options.workers is None else options.workers
-        data, k = target.data, options.k or [default_knn_k(len(target.data.train))]
+        data, k = target.data, options.k or [target.knn_k or default_knn_k(len(target.data.train))]
         if data.train.labels is None:
             raise no_labels(data)
-        held_out = data.test is None or data.test.labels is None
+        held_out = data.labeled_test is None
         if held_out:
             context.log("No labeled test set: some training images are held out as queries.")
 
@@ -69,8 +69,9 @@ def measure_knn(options: KnnOptions, progress: ProgressCallback) -> tuple[list[K
             figures |= {f"knn_top1_{name}": result.top1, f"knn_top5_{name}": result.top5}
             if untrained:
                 figures[f"untrained_knn_top1_{name}"] = untrained[number]
+        figures |= {"knn_k": results[0].k, "knn_temperature": results[0].temperature}
         figures |= {"classes": len(results[0].classes), "test_held_out": held_out}
-        return results, figures | target.run_state
+        return results, figures | target.origin
 
 
 @dataclass(frozen=True)
@@ -227,5 +228,5 @@ class LinearProbe:
             **chosen,
             "test_held_out": self.task.held_out,
             "seed": options.seed,
-            **self.target.run_state,
+            **self.target.origin,
         }

@@ -16,6 +16,7 @@ from jcl.commands.run import read_choices, read_classes
 from jcl.console import join_words, plain_names, pluralize
 from jcl.data import ImageData
 from jcl.data.named import KNOWN_SETS, data_warnings
+from jcl.data.shards.fetch import without_secrets
 from jcl.distributed.device import choose_device
 from jcl.errors import DataError, JclError, RunError, SettingsError
 from jcl.evaluate.baselines import Estimate, estimate
@@ -28,6 +29,7 @@ from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.json_object import is_number, read_object
 from jcl.runs.metrics import read_metrics
 from jcl.settings.commands import ReportOptions
+from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import Settings, with_values
 
 _MAX_SKIPPED = 1_000_000  # characters of skipped.txt
@@ -126,7 +128,7 @@ def read_run(path: Path, name: str) -> RunContents:
         choices=read_choices(folder, settings),
         classes=read_classes(folder),
         skipped=read_skipped(folder.skipped_file, _MAX_SKIPPED),
-        measured=_measured(path, metrics),
+        measured=_measured(path, metrics, settings),
     )
 
 
@@ -144,34 +146,43 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _measured(path: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[Metric, Estimate]:
+def _measured(path: Path, metrics: Sequence[Mapping[str, Any]], settings: ResolvedSettings) -> dict[Metric, Estimate]:
     """Results that commands wrote into the folder with --json. They take precedence over summary.json and training."""
     training: dict[str, Any] = {}
     for line in (line for line in metrics if line["kind"] == "knn"):
         first = {} if "start_knn_top1" in line else {"untrained_knn_top1": line.get("knn_top1")}
         training |= line if line["step"] else first
-    files = sorted(path.glob("*.json"), key=lambda file: (file.name != "summary.json", file.name))
+    # The images of the summary are the run's own, even if they have moved since.
+    summary = {**(_read_json(path / "summary.json") or {}), "data": settings.data.location}
+    files = sorted(file for file in path.glob("*.json") if file.name != "summary.json")
     stored = [values for file in files if (values := _read_json(file)) and not _REPEATS & values.keys()]
     found: dict[Metric, Estimate] = {}
-    for values in (training, *stored):
+    for values in (training, summary, *stored):
         images = values.get("test_images")
         few = is_number(classes := values.get("classes", 6)) and classes <= 5  # of which the top 5 are all
         for name in METRICS:
             if is_number(values.get(name)) and not (few and name.endswith("_top5")):
                 share = is_number(images) and name.endswith(("top1", "top5")) and name != "chance_top1"
-                found[Metric(name, _protocol(name, values))] = estimate(values[name], images if share else None)
+                metric = Metric(name, _protocol(name, values, settings))
+                found[metric] = estimate(values[name], images if share else None)
     return found
 
 
-def _protocol(name: str, values: Mapping[str, Any]) -> str:
-    """How a metric was measured, if not by the default protocol."""
-    if name.startswith("linear_") and values.get("protocol") == "paper":
-        return "the paper's protocol"
+def _protocol(name: str, values: Mapping[str, Any], settings: ResolvedSettings) -> str:
+    """How a metric was measured, if not by the default protocol of the run and on its images."""
     parts = []
+    if name.startswith("linear_") and values.get("protocol") == "paper":
+        parts.append("the paper's protocol")
+    for title, key in (("k", "knn_k"), ("temperature", "knn_temperature")) if "knn_" in name else ():
+        if is_number(value := values.get(key)) and value != getattr(settings.record, key):
+            parts.append(f"{title} = {value:g}")
     if name.startswith("finetune_"):
         labels = values.get("labels")
         if isinstance(labels, str) and labels != "100%":
             parts.append(f"{labels} of the labels" if labels.endswith("%") else f"{labels} labels")
         if values.get("from_scratch") is True:
             parts.append("from scratch")
+    place = values.get("data")
+    if isinstance(place, str) and without_secrets(place) != without_secrets(settings.data.location):
+        parts.append(f"on {Path(place).name}")
     return ", ".join(parts)

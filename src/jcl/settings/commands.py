@@ -146,7 +146,7 @@ class FrozenOptions(EvaluationOptions):
 
 class KnnOptions(FrozenOptions):
     k: tuple[PositiveInt, ...] = option(
-        (), "Neighbors that vote; repeatable (default: 200, fewer for few images).", "-k"
+        (), "Neighbors that vote; repeatable (default: as in the run, or 200, fewer for few images).", "-k"
     )
     temperature: tuple[Positive, ...] = option((0.1,), "Temperature of the votes; repeatable.")
     batch_size: PositiveInt = option(256, "Images per forward pass.", panel=HARDWARE)
