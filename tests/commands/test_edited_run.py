@@ -55,9 +55,11 @@ def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_
     edit_settings(folder, "temperature: 0.2", "temperature: 0.3")
     edit_settings(folder, "bn_groups: 2", "bn_groups: 4")
     edit_settings(folder, "log_every: 3", "log_every: 2")
+    edit_settings(folder, "windows: true", "windows: false")
     told, untold = (Console(file=io.StringIO(), width=1000) for _ in range(2))
     resume(folder, console=told)
-    for change in ("method.temperature = 0.3 instead of 0.2", "model.bn_groups = 4 instead of 2"):
+    changes = ("method.temperature = 0.3 instead of 0.2", "model.bn_groups = 4 instead of 2", "data.windows = false")
+    for change in changes:
         assert change in told.file.getvalue()
     resume(copy, console=untold)
     assert "have changed" not in untold.file.getvalue()

@@ -73,7 +73,7 @@ def test_the_untrained_network_is_where_the_chart_starts_and_no_result(arrays: R
     assert chart["y"][0] <= first["chance_top1"] <= chart["y"][1] and len(chart["series"][0]["points"]) == 1 + len(
         later
     )
-    started = _measured(Path("/nowhere"), [first])
+    started = _measured(Path("/nowhere"), [first], arrays.settings)
     assert set(started) == {Metric("untrained_knn_top1")}
     page = Reader(render_page([replace(arrays, summary=None, metrics=[first], measured=started, sample=None)]))
     assert "kNN accuracy of the frozen features –" not in page.text and "– contrastive accuracy" in page.text
@@ -286,11 +286,16 @@ def test_figures_measured_in_different_ways_stand_in_rows_of_their_own(page_runs
         "c": {"finetune_top1": 63.0, "labels": "20-per-class", "from_scratch": True},
         "d": {"linear_top1": 64.0, "protocol": "fast"},
         "e": {"linear_top1": 65.0, "protocol": "paper"},
+        "f": {"knn_top1": 66.0, "knn_k": 3, "knn_temperature": 0.1},
+        "g": {"knn_top1": 67.0, "knn_k": 5, "data": "/elsewhere/other.npz"},
     }
     for name, figures in written.items():
         (run / f"{name}.json").write_text(json.dumps(figures))
     contents = read_run(run, "run")
+    assert contents.settings.record.knn_k == 5
     page = Reader(render_page([contents])).text
+    assert contents.accuracy("knn_top1").value == contents.summary["knn_top1"]
+    assert "kNN (k = 3), top-1 66.0 %" in page and "kNN (on other.npz), top-1 67.0 %" in page
     assert "fine-tuned, top-1 61.0 %" in page and "linear probe, top-1 64.0 %" in page
     assert "fine-tuned (10% of the labels), top-1 62.0 %" in page
     assert "fine-tuned (20-per-class labels, from scratch), top-1 63.0 %" in page
@@ -313,6 +318,22 @@ def test_equal_runs_are_looked_at_equally(page_runs: Path, arrays: RunContents, 
     assert held_out is not None and (held_out.bank, held_out.queries, held_out.from_test_set) == (16, 8, False)
     names = {image.name for row in held_out.neighbours for image in row.neighbours}
     assert names.isdisjoint(row.query.name for row in held_out.neighbours)
+
+
+def test_unlabeled_test_images_are_not_what_accuracy_is_measured_on(tmp_path: Path) -> None:
+    """As in many competitions: classes in `train`, and a flat `test`."""
+    photos, said = tmp_path / "photos", Console(file=StringIO(), width=1000)
+    write_image_folder(photos / "train", 24)
+    (photos / "test").mkdir()
+    for number, file in enumerate(sorted((photos / "train").rglob("*.png"))[:6]):
+        shutil.copy(file, photos / f"test/{number}.png")
+    run = pretrain(tiny_settings(photos), tmp_path / "run", console=said)
+    assert run.summary["test_held_out"] and "  test images: " not in said.file.getvalue()
+    assert "no labeled test images: accuracy is measured on some of the training images" in said.file.getvalue()
+    sample = collect_run(run.path, "run", CPU).sample
+    assert sample is not None and not sample.from_test_set and sample.knn
+    page = read([run.path], tmp_path / "page.html").text
+    assert "On all held-out images" in page and "test image" not in page.partition("Settings")[0]
 
 
 def test_many_runs_of_photographs_stay_small(plain: RunContents) -> None:

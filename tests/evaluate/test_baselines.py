@@ -27,6 +27,8 @@ def test_a_few_points_on_few_images_beat_nothing():
     assert (figures["beats_chance"], figures["beats_untrained"]) == (True, False)
     warning = baseline_warning("knn_top1", figures)
     assert warning is not None and "28.0 %" in warning and "12.5" not in warning and "14.3 to 37.4 %" in warning
+    assert "on 50 test images" in warning
+    assert "on 50 held-out images" in (baseline_warning("knn_top1", figures | {"test_held_out": True}) or "")
     few = {"knn_top1": 24.0, "test_images": 20} | baseline_figures("knn_top1", 24.0, 20, 12.5)
     assert few["beats_chance"] is False and "untrained_knn_top1" not in few
     many = {"knn_top1": 32.0, "test_images": 5000} | baseline_figures("knn_top1", 32.0, 5000, 12.5, 28.0)

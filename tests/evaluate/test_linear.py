@@ -55,6 +55,7 @@ def test_features_and_labels_of_short_types_are_converted(kind):
     features, queries = features.to(kind), queries.to(kind)
     short = linear_probe(features, labels.to(torch.uint8), queries, query_labels.int(), epochs=3)
     assert short == linear_probe(features.float(), labels, queries.float(), query_labels, epochs=3)
+    assert short == linear_probe(features.float(), labels, queries.double(), query_labels, epochs=3)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])

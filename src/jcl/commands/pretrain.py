@@ -179,9 +179,11 @@ def _announce(
     what = f"{settings.model.backbone} with {settings.method.name}{describe_views(settings)}"
     images = f"{data.train.description} ({context.device.type}{ranks})"
     context.log(f"Pre-training {what} on {images}, {pluralize(settings.train.epochs, 'epoch')}, into {folder.path}")
-    if data.test is not None and data.train.labels is not None:
-        context.log(f"  test images: {data.test.description}")
     labels, most = data.train.labels, settings.record.knn_images
+    if labels is not None and data.labeled_test is not None:
+        context.log(f"  test images: {data.labeled_test.description}")
+    elif labels is not None and not data.why_untested:
+        context.log("  no labeled test images: accuracy is measured on some of the training images")
     if labels is not None and int((labels >= 0).sum()) > most:
         some = pluralize(most, "training image")
         context.log(f"  kNN during training compares with at most {some} (record.knn_images)")

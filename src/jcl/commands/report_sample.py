@@ -49,8 +49,9 @@ def evaluate_sample(weights: Path, settings: ResolvedSettings, data: ImageData, 
     found = open_backbone(weights)
     backbone, preprocessing = found.network, found.info.preprocessing
     precision = choose_precision(settings.train.precision, device)
+    test = data.test if data.train.labels is None else data.labeled_test
     bank_images, query_images, spread_images = _draw_sample(
-        data, _affordable_views(backbone, found.info.channels, preprocessing.image_size, device)
+        data.train, test, _affordable_views(backbone, found.info.channels, preprocessing.image_size, device)
     )
     bank, queries = (
         preprocessing.extract(backbone, source, device=device, precision=precision)
@@ -67,7 +68,7 @@ def evaluate_sample(weights: Path, settings: ResolvedSettings, data: ImageData, 
     return SampleResults(
         bank=len(bank),
         queries=len(queries),
-        from_test_set=data.test is not None,
+        from_test_set=test is not None,
         knn=knn,
         linear_top1=linear_top1,
         spread=spread,
@@ -138,17 +139,19 @@ def _affordable_views(backbone: nn.Module, channels: int, image_size: int, devic
     return int(_FLOPS.get(device.type, _FLOPS["cpu"]) / flops)
 
 
-def _draw_sample(data: ImageData, affordable: int) -> tuple[ImageSource, ImageSource, ImageSource]:
+def _draw_sample(
+    train: ImageSource, test: ImageSource | None, affordable: int
+) -> tuple[ImageSource, ImageSource, ImageSource]:
     """Images for the bank (two thirds), for the queries (test images if there are any), and for the view spread."""
-    most = _MAX_IMAGES if isinstance(data.train, ArrayImages) else _MAX_FILES
+    most = _MAX_IMAGES if isinstance(train, ArrayImages) else _MAX_FILES
     images = max(_MIN_IMAGES, min(most, affordable // 2))
-    order = permutation(0, REPORT_SAMPLE, 0, len(data.train))
-    spread = select_images(data.train, order[: max(_MIN_SPREAD, min(_MAX_SPREAD, affordable // 2 // _VIEWS))])
-    if data.test is not None:
-        rows = permutation(0, REPORT_SAMPLE, 1, len(data.test))[: images // 3]
-        return select_images(data.train, order[: images * 2 // 3]), select_images(data.test, rows), spread
+    order = permutation(0, REPORT_SAMPLE, 0, len(train))
+    spread = select_images(train, order[: max(_MIN_SPREAD, min(_MAX_SPREAD, affordable // 2 // _VIEWS))])
+    if test is not None:
+        rows = permutation(0, REPORT_SAMPLE, 1, len(test))[: images // 3]
+        return select_images(train, order[: images * 2 // 3]), select_images(test, rows), spread
     few = max(1, min(images, len(order)) // 3)
-    return select_images(data.train, order[few:images]), select_images(data.train, order[:few]), spread
+    return select_images(train, order[few:images]), select_images(train, order[:few]), spread
 
 
 def _accuracies(bank: Features, queries: Features, device: torch.device) -> tuple[Sequence[KnnResult], float | None]:

@@ -183,6 +183,8 @@ class RunTraining:
             "peak_memory_bytes": peak_memory,
             **{name: value for name, value in (quality | knn).items() if name not in ("kind", "step", "epoch")},
         }
+        if knn:
+            summary["test_held_out"] = self.data.labeled_test is None
         if settings.train.on_nan == "skip":
             summary["skipped_steps"] = progress.skipped_steps
         summary |= compare_online(record.first.get("knn", {}), knn, initialized=bool(settings.model.init))
@@ -238,8 +240,7 @@ class RunTraining:
 
     def _compare_with_checkpoint(self, progress: Progress) -> None:
         """Print what has changed since the checkpoint was written, and raise if the run cannot continue with it."""
-        sections = ("views.", "model.", "method.", "train.", "record.")
-        names = [name for name in setting_names() if name.startswith(sections) and affects_results(name)]
+        names = [name for name in setting_names() if affects_results(name) and name not in ("recipe", "data.location")]
         before, now = progress.settings, values_of(self.settings, names)
         both = [name for name in names if name in before]  # versions may differ in the settings they have
         progress.settings = now

@@ -211,6 +211,11 @@ class ImageData:
         """What there is of "train" and "test"."""
         return {"train": self.train} | ({} if self.test is None else {"test": self.test})
 
+    @property
+    def labeled_test(self) -> ImageSource | None:
+        """The test images if they have labels; without them, some training images are held out."""
+        return None if self.test is None or self.test.labels is None else self.test
+
 
 def fingerprint(source: ImageSource, *, content: bool = True) -> str:
     """A hash of the number of images, all labels and up to 1,024 names, and of the pixels of up to 16 images.

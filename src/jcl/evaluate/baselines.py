@@ -79,7 +79,8 @@ def baseline_warning(name: str, figures: Mapping[str, Any], advice: str = "") ->
     lost = [key for key in titles if figures.get(f"beats_{key.partition('_')[0]}") is False]
     if not lost:
         return None
-    own, images = estimate(figures[name], figures["test_images"]), pluralize(figures["test_images"], "test image")
+    kind = "held-out image" if figures.get("test_held_out") else "test image"
+    own, images = estimate(figures[name], figures["test_images"]), pluralize(figures["test_images"], kind)
     if start in lost and own.value < figures[start]:
         before = estimate(figures[start], figures["test_images"])
         verdict = "worse" if before.beats(own) else "no better"

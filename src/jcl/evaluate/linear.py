@@ -115,7 +115,7 @@ def linear_probe(
     if len(classes) < 2:
         raise DataError(f"A linear probe needs training images of at least two classes, but got {len(classes)}.")
     device, targets = torch.device(device), targets.to(device)
-    standardize = standardizer(features)
+    test_features, standardize = test_features.to(features.dtype), standardizer(features)
     features = standardize(features)
     if device.type != "cuda" or features.nbytes <= _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
         features = features.to(device)
