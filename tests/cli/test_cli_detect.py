@@ -65,7 +65,8 @@ def test_from_a_backbone_to_a_table(call, coco, backbone_file):
     assert code == 0, err
     assert json.loads(Path("again.json").read_text())["box_ap"] == figures["box_ap"]
     newest = newest_checkpoint(Path("one/checkpoints"))
-    code, out, err = call("detect", "--eval-only", newest, "--workers", "0", "--out", "ev")
+    code, out, err = call("detect", "--eval-only", newest, "--workers", "0", "--pictures", "1", "--out", "ev")
+    assert Path("ev/detections.png").read_bytes() == Path("one/detections.png").read_bytes(), err
     assert code == 0 and Path("ev/results-bbox.json").read_bytes() == Path("one/results-bbox.json").read_bytes(), err
     code, escape_cell, err = call("detect-table", "ev")
     assert code == 0 and escape_cell == call("detect-table", "one")[1], err

@@ -92,8 +92,7 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = 
         del summary["train_images"]  # belongs to the test data, which may be another dataset
         if output is not None and context.ranks.first:
             make_folder(output.path)
-            output.write_results(results)
-            output.write_summary(summary)
+            job.write(output, results, summary, options.pictures)
         return summary
 
 
@@ -135,12 +134,7 @@ def _train(
         trainer.run()
     results, figures = job.evaluate()
     if ranks.first:
-        folder.write_results(results)
-        if rows := [row for row, image in enumerate(job.val.images) if image.annotations][:pictures]:
-            title = f"{settings.task}: {settings.label}"
-            subtitle = f"{settings.backbone}, {settings.iterations:,} iterations, batch size {settings.batch_size}"
-            detections_picture(folder.picture_file, job.val, results, rows, title, subtitle)
-        folder.write_summary(job.summary(figures, progress))  # last, because it marks the detector as finished
+        job.write(folder, results, job.summary(figures, progress), pictures)
     return folder
 
 
@@ -274,3 +268,12 @@ class DetectionJob:
             "images_per_second": progress.step * settings.batch_size / max(progress.seconds, 1e-9),
             "seconds": progress.seconds,
         }
+
+    def write(self, folder: DetectionFolder, results: Results, summary: dict[str, Any], pictures: int) -> None:
+        folder.write_results(results)
+        if rows := [row for row, image in enumerate(self.val.images) if image.annotations][:pictures]:
+            title = f"{self.settings.task}: {self.settings.label}"
+            trained = f"{summary['iterations']:,} iterations, batch size {self.settings.batch_size}"
+            subtitle = f"{self.settings.backbone}, {trained}"
+            detections_picture(folder.picture_file, self.val, results, rows, title, subtitle)
+        folder.write_summary(summary)  # last, because it marks the detector as finished

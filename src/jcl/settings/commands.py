@@ -170,7 +170,7 @@ class LinearOptions(SeedOptions, FrozenOptions):
 
 class FinetuneOptions(SeedOptions, EvaluationOptions):
     weights: Path | None = argument("RUN_OR_WEIGHTS", _WEIGHTS, None)  # type: ignore[assignment]
-    labels: str = option("100%", "Labels to train with: 10%, 20-per-class, ...")
+    labels: str = option("100%", "Labels to train with, such as 10% or 20-per-class.")
     out: Path | None = option(None, "Folder (default: a new one in runs/).")
     resume: Path | None = option(None, "Continue the fine-tuning in this folder.", metavar="FOLDER")
     from_scratch: bool = option(False, "Start from random weights (a baseline).")
