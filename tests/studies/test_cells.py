@@ -205,6 +205,9 @@ def test_what_cells_share_leaves_out_axes_seeds_and_how_a_run_is_carried_out():
     assert shared == shared_values(build({"method.num_keys": 7, "record.keep": 9}), ["method.num_keys"])
     assert shared["train.epochs"] == 200 and shared["record.knn_k"] == 200 and shared["recipe"] == "cifar10"
     assert shared != shared_values(build({"train.lr": 1.0}), ["method.num_keys"])
+    for groups, equal in ((2, True), ("auto", False)):  # the automatic groups follow from the micro-batches
+        once, twice = (build({"model.bn_groups": groups, "train.accumulate": parts}) for parts in (1, 2))
+        assert (shared_values(once, []) == shared_values(twice, [])) == equal
 
 
 def test_a_base_that_only_the_axes_make_fit():

@@ -233,7 +233,7 @@ class RunTraining:
             progress = load_checkpoint(path, self.learner, self.optimizer, context.device)
         if progress.ranks != ranks.count:
             now = pluralize(ranks.count, "rank")
-            context.log(f"Resuming on {now} a run started on {progress.ranks}; results differ by rounding only.")
+            context.log(f"Resuming on {now} a run started on {progress.ranks}: rounding errors will differ.")
             progress.settings.pop("model.bn_groups", None)  # adapted to the number of ranks
         progress.ranks = ranks.count
         return progress

@@ -160,7 +160,10 @@ def base_settings(axes: Axes, build: Build) -> Settings:
 def shared_values(base: Settings, axes: Iterable[str]) -> dict[str, Any]:
     """Everything that determines a cell's result apart from the axes and the seed."""
     varied = {*axes, "train.seed"}
-    return values_of(base, [name for name in setting_names() if affects_results(name) and name not in varied])
+    names = {name for name in setting_names() if affects_results(name)}
+    if base.model.bn_groups == "auto":
+        names.add("train.accumulate")  # determines the groups
+    return values_of(base, [name for name in setting_names() if name in names - varied])
 
 
 def refuse_ignored(axes: Axes, base: Settings) -> None:
