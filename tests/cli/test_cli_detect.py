@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,8 +82,33 @@ def test_from_a_backbone_to_a_table(call, coco, backbone_file):
     summary = json.loads(Path("ev/summary.json").read_text())
     Path("ev/summary.json").write_text(json.dumps(summary | {"test_images": 30}))
     assert "not comparable" in call("detect-table", "one", "ev")[2]
+    Path("ev/summary.json").write_text(json.dumps(summary | {"tested_on_training_images": True}))
+    assert "not comparable" in call("detect-table", "one", "ev")[2]
     code, out, err = call("detect", "--resume", "one")
     assert code == 0 and "nothing to resume" in err
+
+
+def test_what_a_detector_is_evaluated_on(call, coco, tmp_path):
+    """Without test annotations, a fifth of the images it was trained on, but all images of other data."""
+    file = coco / "instances.json"
+    code, _, err = call("detect", "--task", "box", "--coco", coco, "--init", "random", "--backbone", SMALLEST,
+                        "--out", "own", *SMALL)  # fmt: skip
+    assert code == 0, err
+    other = write_coco(tmp_path / "other", count=5, seed=1)
+    moved = shutil.copytree(coco, tmp_path / "moved")
+    chosen = {
+        ("--coco", moved): (1, True, False),
+        ("--coco", other.parent): (5, False, False),
+        ("--val-json", other, "--images", other.parent / "images"): (5, False, False),
+        ("--coco", coco, "--val-json", file): (8, False, True),
+        ("--coco", coco, "--val-json", other, "--val-images", other.parent / "images"): (5, False, False),
+    }
+    for options, expected in chosen.items():
+        code, out, err = call("detect", "--eval-only", "own", *options, "--workers", 0, "--json", "own.json")
+        assert code == 0, err
+        figures = json.loads(Path("own.json").read_text())
+        assert (figures["test_images"], figures["test_held_out"], figures["tested_on_training_images"]) == expected
+        assert ("held out" in out, ", the training images" in out) == expected[1:]
 
 
 @pytest.mark.faults
@@ -133,7 +159,7 @@ def test_data_that_cannot_be_used(refused, coco, tmp_path):
     assert "none.json" in refused(*BOX, "--coco", coco, "--train-json", tmp_path / "none.json")
     keypoints = (*BOX, "--task", "keypoint")
     assert "person_keypoints" in refused(*keypoints, "--coco", coco)
-    assert "--task" in refused(*keypoints, "--coco", coco, "--train-json", coco / "instances.json")
+    assert "visible keypoints" in refused(*keypoints, "--coco", coco, "--train-json", coco / "instances.json")
     other = write_coco(tmp_path / "other", count=3)
     edit(other, lambda content: content["categories"].append({"id": 9, "name": "ring"}))
     named = ("--val-json", other, "--val-images", other.parent / "images")

@@ -247,9 +247,10 @@ def detect_table(options: detection.DetectTableOptions) -> None:
 
     summaries = [DetectionFolder(folder).summary() for folder in options.folders]
     echo(detection_table(summaries, options.folders))
-    tested = {(summary["task"], summary.get("test_images")) for summary in summaries}
-    if len(tested) > len({task for task, _ in tested}):
-        print_line(err, "The figures are not comparable: the numbers of test images differ.")
+    tests = ("test_images", "test_held_out", "tested_on_training_images")
+    tested = {(summary["task"], *map(summary.get, tests)) for summary in summaries}
+    if len(tested) > len({task for task, *_ in tested}):
+        print_line(err, "The figures are not comparable: the test images differ.")
 
 
 def _print_detection(figures: dict[str, Any]) -> None:

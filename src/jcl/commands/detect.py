@@ -27,7 +27,8 @@ from jcl.report.detections import detections_picture
 from jcl.runs.atomic import make_folder
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
 from jcl.runs.folder import unfinished_folder
-from jcl.settings.detection import RANDOM, RANK_TIMEOUT, DetectionSettings, DetectOptions, scaled_lr
+from jcl.runs.json_object import read_object
+from jcl.settings.detection import RANDOM, RANK_TIMEOUT, CocoSettings, DetectionSettings, DetectOptions, Task, scaled_lr
 from jcl.train.display import Display
 from jcl.train.trainer import Trainer
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
@@ -75,17 +76,18 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = 
     if checkpoint is None:
         raise RunError(f"The detector in {folder.path} has no checkpoint yet. Train it for longer first.")
     output = None if options.out is None else DetectionFolder(options.out)
-    trained_on = settings.coco
-    if (coco := options.coco()) is not None:
-        settings = settings.model_copy(update={"coco": coco, "overfit": None})
     with run_context(options.device, settings.rank_timeout, console) as context:
         with fail_together(context.ranks):
             coco_module("cocoeval")
             if output is not None:
                 output.refuse_occupied()
+            trained_on = read_object(folder.data_file)["train_json"]
+            if (coco := options.coco()) is not None:
+                test_data = _test_data(coco, settings.task, trained_on)
+                settings = settings.model_copy(update={"coco": test_data, "overfit": None})
             job = DetectionJob(settings, context, options.worker_count, start=None)
             folder.check_classes(job.data["classes"], job.val.file)
-            job.held_out &= coco in (None, trained_on)
+            job.trained_on = trained_on
             progress = job.load(checkpoint)
         results, figures = job.evaluate()
         summary = job.summary(figures, progress)
@@ -94,6 +96,16 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = 
             make_folder(output.path)
             job.write(output, results, summary, options.pictures)
         return summary
+
+
+def _test_data(coco: CocoSettings, task: Task, trained_on: str) -> CocoSettings:
+    """Test on all images of a single annotation file, unless the detector was trained on it and held some out."""
+    if coco.folder is None and coco.train_json is None:
+        coco = coco.model_copy(update={"train_json": coco.val_json, "images": coco.images or coco.val_images})
+    files = coco_files(coco, task)
+    if files.val_json is None and files.checksums()["train_json"] != trained_on:
+        return coco.model_copy(update={"val_json": files.train_json})
+    return coco
 
 
 def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext) -> DetectionFolder:
@@ -202,6 +214,7 @@ class DetectionJob:
         self.train, notes = training_subset(dataset, settings.task)
         if settings.overfit is not None:
             self.train, self.val = overfit_subset(self.train, dataset, settings.overfit)
+        self.trained_on: str = self.data["train_json"]
         self.held_out = files.val_json is None and settings.overfit is None
         self.notes = notes if start is None else [start.note, *notes]
         body = build_body(settings.backbone) if start is None else start.body
@@ -209,6 +222,10 @@ class DetectionJob:
         detector = model.build_detector(body, settings, classes=len(self.train.categories), keypoints=keypoints)
         self.detector = model.prepare_for_training(detector, context.device, ranks)
         self.optimizer = model.build_optimizer(self.detector, settings)
+
+    @property
+    def on_training_images(self) -> bool:
+        return self.settings.overfit is not None or self.data.get("val_json") == self.trained_on
 
     def load(self, checkpoint: Path) -> Progress:
         return load_checkpoint(checkpoint, self.detector, self.optimizer, self.context.device)
@@ -230,7 +247,7 @@ class DetectionJob:
             f"the paper's learning rate for this batch size is {usual:g}": settings.lr != usual,
             "batch norms are not synchronized across ranks: only GPUs do that": unsynchronized,
             f"batch norms see one of the {settings.accumulate} parts of a batch at a time": settings.accumulate > 1,
-            "overfitting: tested on the training images": settings.overfit is not None,
+            "tested on the training images": self.on_training_images,
             "small heads, not comparable with the paper": settings.heads != "standard",
         }
         for note in (*self.notes, schedule, *(remark for remark, applies in remarks.items() if applies)):
@@ -250,7 +267,7 @@ class DetectionJob:
         return results, figures | {
             "test_images": len(self.val.images),
             "test_held_out": self.held_out,
-            "tested_on_training_images": settings.overfit is not None,
+            "tested_on_training_images": self.on_training_images,
             "test_images_per_second": len(self.val.images) / max(seconds, 1e-9),
         }
 

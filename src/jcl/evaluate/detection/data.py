@@ -230,6 +230,10 @@ def training_subset(dataset: CocoDataset, task: Task) -> tuple[CocoDataset, list
     notes = [f"left out {boxes} with less than a pixel inside the image"] if outside else []
     notes += [f"left out {objects} without a segmentation"] if bare else []
     if not images:
+        if task == "keypoint" and not any(
+            entry["num_keypoints"] for each in dataset.images for entry in each.annotations
+        ):
+            notes = ["no object has visible keypoints"]
         reason = f" ({notes[0]})" if notes else ""
         raise DataError(f"{dataset.file} has no image with an object to train on with --task {task}{reason}.")
     return replace(dataset, images=tuple(images)), notes
