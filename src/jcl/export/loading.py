@@ -293,11 +293,11 @@ def _notes(weights: WeightsFile, name: str, layout: str, stem: str, dtypes: set[
 def read_initial(settings: Settings) -> WeightsFile | None:
     """The weights that `model.init` names, or None if it is empty; torchvision and timm download theirs."""
     init, name = settings.model.init, settings.model.backbone
-    if init == "imagenet":
-        return _torchvision_weights(name)
     if init == "timm":
         return _timm_weights(name)
-    return _with_normalization(open_weights(Path(init)), name) if init else None
+    if not init:
+        return None
+    return _with_normalization(_torchvision_weights(name) if init == "imagenet" else open_weights(Path(init)), name)
 
 
 def initial_facts(weights: WeightsFile) -> InitialWeights:
@@ -358,8 +358,7 @@ def _torchvision_weights(name: str) -> WeightsFile:
     transforms = weights.transforms()
     size = transforms.crop_size[0] if name.startswith("vit_") else None
     mean, std = map(tuple, (transforms.mean, transforms.std))
-    found = WeightsFile(Path(str(weights)), "torchvision", tensors, None, name, size, mean, std)
-    return _with_normalization(found, name)
+    return WeightsFile(Path(str(weights)), "torchvision", tensors, None, name, size, mean, std)
 
 
 def _with_normalization(weights: WeightsFile, name: str) -> WeightsFile:

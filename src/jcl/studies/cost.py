@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from jcl.console import ProgressCallback, no_progress, pluralize
+from jcl.core.encoder import OWN_BACKBONES
 from jcl.core.registry import METHODS
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
@@ -136,12 +137,12 @@ def measure_cost(options: CostOptions, progress: ProgressCallback = no_progress)
     """Measure MoCo v2 once and the others with each number of keys, each in its own process, until one fails."""
     keys = sorted(set(options.keys))
     device = choose_device(options.device)
-    recipe, values, batches = _recipe(options, device)
+    recipe, values = _recipe(options, device)
     cells: list[CostCell] = []
     for method, counts in ((BASELINE, [1]), *((method, keys) for method in COMPARED)):
         failure = ""
         for count in counts:
-            task = (step_settings(recipe, values, method, count, batches), device, options.repeats)
+            task = (step_settings(recipe, values, method, count), device, options.repeats)
             answer = failure or run_in_subprocess(measure_training_step, *task)
             cost, failure = (None, answer) if isinstance(answer, str) else (answer, "")
             cells.append(CostCell(method, count, cost, failure))
@@ -150,10 +151,8 @@ def measure_cost(options: CostOptions, progress: ProgressCallback = no_progress)
     return CostReport(cells, step_settings(recipe, values, BASELINE, 1), name)
 
 
-def _recipe(options: CostOptions, device: torch.device) -> tuple[str, dict[str, Any], int]:
-    """The recipe, its changes and the batches of keys in a pass: by default the paper's ResNet-50 on a GPU, and a small
-    network on a CPU.
-    """
+def _recipe(options: CostOptions, device: torch.device) -> tuple[str, dict[str, Any]]:
+    """The recipe and its changes: by default the paper's ResNet-50 on a GPU, and a small network on a CPU."""
     given = {
         "model.backbone": options.backbone,
         "views.image_size": options.image_size,
@@ -162,17 +161,16 @@ def _recipe(options: CostOptions, device: torch.device) -> tuple[str, dict[str, 
     values = {name: value for name, value in given.items() if value is not None}
     eager = {"train.compile": False, "train.cuda_graph": False}  # 19 compilations would take too long
     if options.recipe is not None:
-        return options.recipe, eager | values, 4
+        return options.recipe, eager | values
     if device.type == "cuda":
-        return "imagenet-paper", eager | {"train.batch_size": 256} | values, 4
-    # A small network stores little for the backward pass, so keys are encoded one batch at a time.
+        return "imagenet-paper", eager | {"train.batch_size": 256} | values
     batch = options.batch_size or 64
     groups = max(groups for groups in range(1, 33) if batch % groups == 0 and batch // groups >= 2)
     small = {"views.image_size": 64, "train.batch_size": 64, "model.bn_groups": groups}
-    return "demo", eager | small | values, 1
+    return "demo", eager | small | values
 
 
-def step_settings(recipe: str, values: Mapping[str, Any], method: str, keys: int, batches: int = 4) -> ResolvedSettings:
+def step_settings(recipe: str, values: Mapping[str, Any], method: str, keys: int) -> ResolvedSettings:
     """The settings of a measurement: a recipe with changes, a method and its number of keys."""
     one_query = {"method.num_queries": 1}  # as in the paper
     own = {"method.num_keys": keys} if METHODS[method].several_keys else {}
@@ -181,7 +179,9 @@ def step_settings(recipe: str, values: Mapping[str, Any], method: str, keys: int
     side = 320 if size == "auto" else max(32, round(size * 10 / 7))
     resolved = resolve(settings, DataFacts(images=_DATASET_SIZE, short_side=side, decoded=True))[0]
     if settings.train.key_passes == "auto" and not METHODS[method].gradient_through_keys:
-        # Training may encode small views in one pass, but here memory is compared.
+        # Training may encode small views in one pass, but here memory is compared. A small network stores little for
+        # the backward pass, so it encodes one batch of keys at a time.
+        batches = 1 if resolved.model.backbone in OWN_BACKBONES else 4
         passes = passes_for_constant_memory(resolved.method.num_keys, resolved.model.bn_groups, batches)
         resolved = with_values(resolved, {"train.key_passes": passes})
     return resolved
