@@ -5,6 +5,7 @@ by the caching allocator, on a CPU as recorded by the profiler.
 """
 
 import contextlib
+import gc
 import itertools
 import multiprocessing
 import os
@@ -229,6 +230,7 @@ def _measure_on_gpu(build: Callable[[], Step], device: torch.device, repeats: in
 
 
 def _measure_on_cpu(build: Callable[[], Step], _device: torch.device, repeats: int) -> tuple[int, list[float]]:
+    gc.collect()  # the profiler would subtract what an earlier measurement left
     # The profiler must see the weights allocated. The second step is the first with all of the optimizer state.
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step = build()
