@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from comparison import LEADING, ROWS, Row, results_of, table
+from comparison import ROWS, Row, results_of, table
 from held_out import HELD_OUT, hold_out
 from machine import described
 from processes import CommandFailed, Processes, has_checkpoints, jcl_command, training_command
@@ -108,7 +108,7 @@ def by_name(texts: Iterable[str]) -> dict[str, str]:
 
 def file_header(arguments: argparse.Namespace) -> dict[str, Any]:
     """What a results file states about all its rows."""
-    settings = row_settings(ROWS[LEADING], 0, arguments)
+    settings = row_settings(ROWS["jcl"], 0, arguments)
     task = classification_task(open_run_data(settings, Console(stderr=True)))
     return {
         "recipe": arguments.recipe,

@@ -25,11 +25,13 @@ class Row:
         return cls(name, words, method, tuple(settings))
 
 
+TWO_QUERIES = ("method.num_queries=2", "method.num_keys=3")
 MOCO_SETTINGS = ("model.head_width=2048",)  # from its own search, see docs/recipe-search.md
 ROWS = {
     row.name: row
     for row in (
         Row("jcl", "JCL", "jcl"),
+        Row("jcl-two-queries", "JCL, two queries and three keys", "jcl", TWO_QUERIES),
         Row("jcl-one-query", "JCL, one query and five keys", "jcl", ("method.num_queries=1", "method.num_keys=5")),
         Row("moco-v2", "MoCo v2", "moco-v2", MOCO_SETTINGS),
         Row("moco-v2-two-queries", "MoCo v2, two queries", "moco-v2", (*MOCO_SETTINGS, "method.num_queries=2")),
@@ -42,10 +44,16 @@ ROWS = {
         ),
         Row("moco-v2-twice", "MoCo v2, twice the epochs", "moco-v2", MOCO_SETTINGS, times_epochs=2),
         Row("multi-key", "vanilla multi-key", "multi-key"),
+        Row("multi-key-two-queries", "vanilla multi-key, two queries and three keys", "multi-key", TWO_QUERIES),
         Row("jcl-scale-0", "JCL, covariance scale 0", "jcl", ("method.covariance_scale=0",)),
+        Row(
+            "jcl-scale-0-two-queries",
+            "JCL, covariance scale 0, two queries and three keys",
+            "jcl",
+            (*TWO_QUERIES, "method.covariance_scale=0"),
+        ),
     )
 }
-LEADING, BASELINE = "jcl", "moco-v2"
 ACCURACIES = {"kNN": ("pretrain", "knn_top1"), "linear": ("linear", "linear_top1")}
 
 
@@ -87,7 +95,7 @@ def relative_compute(row: dict[str, Any], result: dict[str, Any]) -> float:
 
 
 def table(found: dict[str, Any]) -> str:
-    """The results in Markdown, the differences to the leading row, and the machines."""
+    """The results in Markdown, the differences of the first row to the others, and the machines."""
     names = measured_rows(found)
     lines = [
         "| | kNN, last epoch | linear, fast protocol | whole command | training images/s | peak memory | "
@@ -95,7 +103,7 @@ def table(found: dict[str, Any]) -> str:
         "|---|---:|---:|---:|---:|---:|---:|---:|",
         *(_line(found["rows"][name], list(results_of(found, name).values()), found["epochs"]) for name in names),
     ]
-    differences = [line for name in names if name != LEADING and (line := _difference(name, found))]
+    differences = [line for name in names[1:] if (line := _difference(names[0], name, found))]
     machines = [result["measured_on"] for name in names for result in results_of(found, name).values()]
     described = dict.fromkeys(f"{on['gpu'] or on['cpu']}, torch {on['torch']}, {on['date']}" for on in machines)
     lines += ["", *differences] if differences else []
@@ -116,9 +124,9 @@ def _line(row: dict[str, Any], results: list[dict[str, Any]], base_epochs: int) 
     return f"| {' | '.join(cells)} |"
 
 
-def _difference(other: str, found: dict[str, Any]) -> str:
-    """The leading row minus another, over the seeds that both have."""
-    own, others = results_of(found, LEADING), results_of(found, other)
+def _difference(name: str, other: str, found: dict[str, Any]) -> str:
+    """A row minus another, over the seeds that both have."""
+    own, others = results_of(found, name), results_of(found, other)
     seeds = sorted(own.keys() & others.keys(), key=int)
     if not seeds:
         return ""
@@ -128,7 +136,8 @@ def _difference(other: str, found: dict[str, Any]) -> str:
         differences = [one - another for one, another in zip(first, second, strict=True)]
         parts.append(f"{measure} {_mean_and_std(differences, sign='+')}")
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"paired by seed: {', '.join(seeds)}"
-    return f"- {ROWS[LEADING].words} minus {found['rows'][other]['words']}, in points: {', '.join(parts)} ({which})"
+    words, other_words = (found["rows"][each]["words"] for each in (name, other))
+    return f"- {words} minus {other_words}, in points: {', '.join(parts)} ({which})"
 
 
 def _mean_of_known(values: Sequence[float | None], unit: str = "") -> str:

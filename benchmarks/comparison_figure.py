@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from comparison import BASELINE, LEADING, ROWS, accuracies, measured_rows, relative_compute, results_of, row_title
+from comparison import accuracies, measured_rows, relative_compute, results_of, row_title
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -26,11 +26,14 @@ LEGEND_COLUMNS = 2
 DASHED, DOTTED = (0, (4, 1.5)), (0, (1, 1))
 # Variants of a method share its color; rows that may coincide with JCL differ in color and dashes.
 VARIANTS: dict[str, dict[str, Any]] = {
+    "jcl-two-queries": {"color": style.BLUE, "linestyle": "-"},
     "jcl-one-query": {"color": style.BLUE, "linestyle": DASHED},
     "moco-v2-two-queries": {"color": style.ORANGE, "linestyle": DOTTED},
     "moco-v2-twice": {"color": style.ORANGE, "linestyle": DASHED},
     "multi-key": {"color": style.GREEN, "linestyle": DASHED},
+    "multi-key-two-queries": {"color": style.GREEN, "linestyle": DASHED},
     "jcl-scale-0": {"color": style.RED, "linestyle": DOTTED},
+    "jcl-scale-0-two-queries": {"color": style.RED, "linestyle": DOTTED},
 }
 
 
@@ -80,15 +83,10 @@ def draw(found: dict[str, Any], path: Path) -> Path:
 
 
 def title_of(found: dict[str, Any], rows: Iterable[str]) -> tuple[str, str]:
-    """Which of JCL and MoCo v2 is ahead, and the number of seeds."""
-    title = f"{found['recipe']}, {found['epochs']} epochs"
-    compared = [name for name in (LEADING, BASELINE) if results_of(found, name)]
-    ends = {last_accuracy(found, name): ROWS[name].words for name in compared}
-    if len(ends) > 1:
-        title += f": {ends[max(ends)]} leads {ends[min(ends)]} by {max(ends) - min(ends):.1f} points"
     counts = sorted({len(results_of(found, name)) for name in rows})
     seeds = "one seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
-    return title, f"{seeds} per row; compare only the ends, where the learning rate is 0"
+    subtitle = f"{seeds} per row; compare only the ends, where the learning rate is 0"
+    return f"{found['recipe']}, {found['epochs']} epochs", subtitle
 
 
 def label(name: str, found: dict[str, Any]) -> str:

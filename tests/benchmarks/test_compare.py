@@ -190,9 +190,16 @@ def test_kept_results_are_readable(compare, file):
     assert "| JCL" in compare.table(json.loads(file.read_text()))
 
 
-def test_kept_results_can_be_continued_with_the_settings_of_today(compare, monkeypatch, tmp_path):
-    file = BENCHMARKS / "results/cifar10-compare.json"
-    words = ["cifar.npz", "--out", str(tmp_path), "--json", str(file), "--rows", "jcl", "--seeds", "0", "9"]
-    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
-    arguments, header = compare.parse_arguments(), json.loads(file.read_text()) | {"rows": {}}
-    assert [(row.name, seed) for row, seed in compare.missing_runs(arguments, header)] == [("jcl", 9)]
+@pytest.mark.parametrize(
+    ("name", "row", "options"),
+    [
+        ("cifar10", "jcl", []),
+        ("cifar10-two-queries", "jcl-two-queries", ["--set", "method.num_local_queries=0"]),
+    ],
+)
+def test_kept_results_can_be_continued_with_the_settings_of_today(compare, tmp_path, name, row, options):
+    file = BENCHMARKS / f"results/{name}-compare.json"
+    words = ["cifar.npz", "--out", str(tmp_path), "--json", str(file), "--rows", row, "--seeds", "0", "9", *options]
+    arguments = compare.parse_arguments(words)
+    header = json.loads(file.read_text()) | {"rows": {}, "set": compare.by_name(arguments.set)}
+    assert [(row.name, seed) for row, seed in compare.missing_runs(arguments, header)] == [(row, 9)]
