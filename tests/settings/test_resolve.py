@@ -6,7 +6,7 @@ import pytest
 from jcl.errors import SettingsError
 from jcl.settings.commands import RunOptions
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import default_knn_k, fit_to_ranks, resolve
+from jcl.settings.resolve import default_knn_k, fit_to_ranks, passes_for_constant_memory, resolve
 from jcl.settings.resolved import DataFacts, InitialWeights
 from jcl.settings.schema import Settings
 
@@ -129,6 +129,11 @@ def test_groups_that_no_chosen_batch_can_have_are_a_sentence():
 @pytest.mark.parametrize(("keys", "passes"), [(1, 1), (4, 1), (5, 2), (9, 4)])
 def test_keys_take_about_the_memory_of_the_query(keys, passes):
     assert chosen(50_000, method__num_keys=keys)[0].train.key_passes == passes
+
+
+@pytest.mark.parametrize(("keys", "groups", "passes"), [(16, 25, 5), (16, 50, 5), (12, 6, 3), (64, 6, 6), (9, 7, 7)])
+def test_batches_that_are_no_power_of_two_are_split_too(keys, groups, passes):
+    assert passes_for_constant_memory(keys, groups) == passes
 
 
 def test_small_views_are_encoded_at_once():

@@ -360,10 +360,7 @@ def passes_for_constant_memory(keys: int, groups: int, batches: int = 4) -> int:
     A pass without gradients holds the activations of a few layers, a query those of all: four batches of keys stay
     below it, unless the network is small.
     """
-    passes = 1
-    while passes < groups and keys / passes > batches and groups % (passes * 2) == 0:
-        passes *= 2
-    return passes
+    return next(n for n in range(1, groups + 1) if groups % n == 0 and (keys <= n * batches or n == groups))
 
 
 def default_knn_k(images: int) -> int:
