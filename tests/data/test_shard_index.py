@@ -326,3 +326,9 @@ def test_joined_shards_keep_their_labels_or_are_reported(tmp_path: Path):
     source = opened(first)
     assert source.labels is not None and source.labels.tolist() == [4, 4, 7, 7]
     assert source.warnings() == []
+    write_tar(tmp_path / "corrected.tar", {"0.cls": b"9"})
+    with tarfile.open(first, "a") as joined, tarfile.open(tmp_path / "corrected.tar") as more:  # as `tar -r` does
+        for member in more:
+            joined.addfile(member, more.extractfile(member))
+    source = opened(first)
+    assert source.labels is not None and source.labels.tolist() == [4, 4, 9, 7]

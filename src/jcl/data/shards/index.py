@@ -5,10 +5,12 @@ cached, and valid while every shard has the size and modification time it was in
 no name in a tar file is used as a path.
 """
 
+import bisect
 import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import tarfile
@@ -130,21 +132,23 @@ class _Member(NamedTuple):
 def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
     """The images of one shard with the texts of their labels, and why it could not be read to its end."""
     images: list[tuple[_Member, int]] = []
-    texts: dict[tuple[int, str], str] = {}
+    texts: dict[str, list[tuple[int, str]]] = {}  # parts and labels of a name
     part, seen, damage = 0, set[str](), ""
     try:
         with _HeaderFile(file) as stream:
             start = os.pread(stream.fileno(), tarfile.BLOCKSIZE, 0)
             for member in _members(stream):
-                if member.name in seen:  # of another shard that was appended, with labels of its own
+                if member.name in seen:  # of another shard that was appended, or a new version
                     part, seen = part + 1, set()
                 seen.add(member.name)
                 if member.extension in IMAGE_EXTENSIONS or member.extension == ARRAY_EXTENSION:
                     images.append((member, part))
                 elif member.extension in (".cls", ".json"):
-                    text = _label(stream, member)
-                    if text and (member.extension == ".cls" or (part, member.stem) not in texts):
-                        texts[part, member.stem] = text
+                    text, given = _label(stream, member), texts.setdefault(member.stem, [])
+                    if text and member.extension == ".cls" and given and given[-1][0] == part:
+                        given.pop()  # it takes precedence over that of a .json file
+                    if text and not (given and given[-1][0] == part):
+                        given.append((part, text))
     except tarfile.TarError as error:
         damage = str(error)
         if not images and start[:2] in _COMPRESSED:
@@ -156,8 +160,20 @@ def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
         raise DataError(f"The shard {file} cannot be read: {error.strerror}.") from error
     # Beside `7.jpg`, a `7.mask.png` belongs to the same sample and is not an image to train on.
     samples = {image.key for image, _ in images if image.stem == image.key}
+    parts: dict[str, list[int]] = {}  # with an image of this name
+    for image, part in images:
+        for name in {image.stem, image.key}:
+            parts.setdefault(name, []).append(part)
+
+    def label(name: str, part: int) -> str | None:
+        """The newest label of this part or of later ones, before the next image of the same name."""
+        given, later = texts.get(name, []), bisect.bisect_right(parts[name], part)
+        end = parts[name][later] if later < len(parts[name]) else math.inf
+        newest = bisect.bisect_left(given, (end,)) - 1
+        return given[newest][1] if newest >= 0 and given[newest][0] >= part else None
+
     kept = [(image, part) for image, part in images if image.stem == image.key or image.key not in samples]
-    return [(image, texts.get((part, image.stem)) or texts.get((part, image.key))) for image, part in kept], damage
+    return [(image, label(image.stem, part) or label(image.key, part)) for image, part in kept], damage
 
 
 class _HeaderFile(io.FileIO):
