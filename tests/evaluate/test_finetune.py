@@ -300,6 +300,11 @@ def test_data_that_changed_in_between_is_noticed(weights, image_folder, tmp_path
     (image_folder / "cats" / "000.png").rename(image_folder / "cats" / "new.png")
     with pytest.raises(RunError, match="images or labels have changed"):
         resume_finetuning(tmp_path / "run", workers=0, console=QUIET)
+    (image_folder / "cats" / "new.png").rename(image_folder / "cats" / "000.png")
+    labels = tmp_path / "run" / "labels.txt"  # the checksums of the images cover only some of many
+    labels.write_text(labels.read_text().replace("000.png", "other.png"))
+    with pytest.raises(RunError, match="images or labels have changed"):
+        resume_finetuning(tmp_path / "run", workers=0, console=QUIET)
 
 
 def test_labels_that_changed_in_between_are_noticed(weights, npz, tmp_path, monkeypatch):

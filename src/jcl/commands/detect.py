@@ -27,8 +27,16 @@ from jcl.report.detections import detections_picture
 from jcl.runs.atomic import make_folder
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
 from jcl.runs.folder import unfinished_folder
-from jcl.runs.json_object import read_object
-from jcl.settings.detection import RANDOM, RANK_TIMEOUT, CocoSettings, DetectionSettings, DetectOptions, Task, scaled_lr
+from jcl.settings.detection import (
+    RANDOM,
+    RANK_TIMEOUT,
+    CocoFacts,
+    CocoSettings,
+    DetectionSettings,
+    DetectOptions,
+    Task,
+    scaled_lr,
+)
 from jcl.train.display import Display
 from jcl.train.trainer import Trainer
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
@@ -81,12 +89,12 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = 
             coco_module("cocoeval")
             if output is not None:
                 output.refuse_occupied()
-            trained_on = read_object(folder.data_file)["train_json"]
+            trained_on = folder.data().train_json
             if (coco := options.coco()) is not None:
                 test_data = _test_data(coco, settings.task, trained_on)
                 settings = settings.model_copy(update={"coco": test_data, "overfit": None})
             job = DetectionJob(settings, context, options.worker_count, start=None)
-            folder.check_classes(job.data["classes"], job.val.file)
+            folder.check_classes(job.data.classes, job.val.file)
             job.trained_on = trained_on
             progress = job.load(checkpoint)
         results, figures = job.evaluate()
@@ -210,11 +218,11 @@ class DetectionJob:
         self.hardware = Hardware(context.device, precision, workers, context.ranks)
         files = coco_files(settings.coco, settings.task)
         dataset, self.val = load_coco(files, settings.task)
-        self.data: dict[str, Any] = {"classes": dataset.class_names(settings.task), **files.checksums()}
+        self.data = CocoFacts(classes=tuple(dataset.class_names(settings.task)), **files.checksums())
         self.train, notes = training_subset(dataset, settings.task)
         if settings.overfit is not None:
             self.train, self.val = overfit_subset(self.train, dataset, settings.overfit)
-        self.trained_on: str = self.data["train_json"]
+        self.trained_on = self.data.train_json
         self.held_out = files.val_json is None and settings.overfit is None
         self.notes = notes if start is None else [start.note, *notes]
         body = build_body(settings.backbone) if start is None else start.body
@@ -225,7 +233,7 @@ class DetectionJob:
 
     @property
     def on_training_images(self) -> bool:
-        return self.settings.overfit is not None or self.data.get("val_json") == self.trained_on
+        return self.settings.overfit is not None or self.data.val_json == self.trained_on
 
     def load(self, checkpoint: Path) -> Progress:
         return load_checkpoint(checkpoint, self.detector, self.optimizer, self.context.device)

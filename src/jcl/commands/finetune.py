@@ -103,7 +103,7 @@ def resume_finetuning(
         return folder
     target = open_target(Path(settings.weights), settings.data, device or settings.train.device, console)
     work = _Finetuning(settings, target, classification_task(target.data), workers, console)
-    if settings.images != _fingerprints(work.task):
+    if settings.images != _fingerprints(work.task) or not folder.holds_labels(work.names):
         problem = f"The images or labels have changed since {folder.path} was started"
         raise RunError(f"{problem}. Start again in another folder with --out.")
     folder.refuse_links()

@@ -1,18 +1,19 @@
 """The folders of fine-tuning, the paper's linear probe and COCO detectors."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from jcl.errors import RunError
+from jcl.paths import read_file
 from jcl.runs.atomic import write_atomically
 from jcl.runs.checkpoint import read_tensors, to_safetensors
 from jcl.runs.folder import TrainingFolder
 from jcl.runs.json_object import describe_differences, read_object, write_object
-from jcl.settings.detection import DetectionSettings
+from jcl.settings.detection import CocoFacts, DetectionSettings
 from jcl.settings.schema import validated
 
 _CLASSIFIER_FORMAT = "jcl-classifier-1"
@@ -51,10 +52,13 @@ class FinetuneFolder(ClassifierFolder):
     def create(self, settings: str, names: list[str]) -> None:
         """Start a fine-tuning with the labels of the images `names`; `settings` is JSON."""
         self.refuse_occupied()
-        if self.labels_file.exists() and self.labels_file.read_bytes() != _lines(names):
+        if self.labels_file.exists() and not self.holds_labels(names):
             raise RunError(f"{self.labels_file} already exists; choose another folder with --out.")
         write_atomically(self.labels_file, _lines(names))
         write_atomically(self.settings_file, settings.encode() + b"\n")
+
+    def holds_labels(self, names: list[str]) -> bool:
+        return read_file(self.labels_file, RunError) == _lines(names)
 
 
 class ProbeFolder(ClassifierFolder):
@@ -97,24 +101,28 @@ class DetectionFolder(TrainingFolder):
         if self.summary_file.exists():
             raise RunError(f"{self.summary_file} already exists; choose another folder with --out.")
 
-    def create(self, settings: DetectionSettings, data: Mapping[str, Any]) -> None:
+    def create(self, settings: DetectionSettings, data: CocoFacts) -> None:
         self.refuse_occupied()
-        write_object(self.data_file, data)
+        write_object(self.data_file, data.model_dump())
         write_atomically(self.settings_file, settings.model_dump_json(indent=2).encode() + b"\n")
 
     def settings(self) -> DetectionSettings:
         return validated(DetectionSettings, self.stored_settings(), str(self.settings_file))
 
-    def check_data(self, data: Mapping[str, Any]) -> None:
+    def data(self) -> CocoFacts:
+        """What the detector is trained on."""
+        return validated(CocoFacts, read_object(self.data_file), str(self.data_file))
+
+    def check_data(self, data: CocoFacts) -> None:
         """Raise if the annotations differ from those the training started with."""
-        if read_object(self.data_file) != data:
+        if self.data() != data:
             problem = f"The annotations have changed since {self.path} was started"
             raise RunError(f"{problem}. Restore them, or start again in another folder with --out.")
 
-    def check_classes(self, classes: list[str], file: Path) -> None:
+    def check_classes(self, classes: Sequence[str], file: Path) -> None:
         """Raise if the detector was trained on other classes than those of an annotation file."""
-        trained = read_object(self.data_file)["classes"]
-        found, expected = ({f"class {row}": name for row, name in enumerate(each, 1)} for each in (classes, trained))
+        both = classes, self.data().classes
+        found, expected = ({f"class {row}": name for row, name in enumerate(each, 1)} for each in both)
         if differences := describe_differences(found, expected):
             problem = f"{file} has other classes than the detector in {self.path} was trained on"
             raise RunError(f"{problem} (in order of their ids): {differences}.")

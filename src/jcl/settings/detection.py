@@ -44,6 +44,14 @@ class CocoSettings(Options):
         return CocoSettings(**paths) if paths else None
 
 
+class CocoFacts(Section):
+    """What a detector is trained and tested on: its classes, and the checksums of the annotation files."""
+
+    classes: tuple[str, ...]
+    train_json: str
+    val_json: str | None = None
+
+
 class DetectionSettings(Section):
     """Task, data, initial backbone, sizes and schedule of a detector."""
 

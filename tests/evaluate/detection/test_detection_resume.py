@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from jcl.commands.detect import detect, evaluate_detector, resume_detection
-from jcl.errors import DataError, Interrupted, RunError
+from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.evaluate.detection import batches
 from jcl.evaluate.detection.model import DetectionTask
 from jcl.evaluate.detection.predict import KINDS
@@ -81,6 +81,13 @@ def test_other_annotations_are_refused(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="classes"):
         evaluate_detector(tmp_path / "out", DetectOptions(workers=0), console=QUIET)
     file.write_bytes(whole)
+    about = tmp_path / "out" / "data.json"
+    kept = about.read_bytes()
+    about.write_text('{"classes": 5, "train_json": "x"}')
+    for use in (resume_detection, evaluate_detector):
+        with pytest.raises(JclError, match=r"data\.json"):
+            use(tmp_path / "out", DetectOptions(pictures=0, workers=0), console=QUIET)
+    about.write_bytes(kept)
     assert resume_detection(tmp_path / "out", DetectOptions(pictures=0, workers=0), console=QUIET).summary()
 
 

@@ -33,7 +33,12 @@ class CocoFiles:
     def checksums(self) -> dict[str, str]:
         """Of the annotation files."""
         found = {"train_json": self.train_json, "val_json": self.val_json}
-        return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in found.items() if file is not None}
+        return {name: _checksum(file) for name, file in found.items() if file is not None}
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -298,7 +303,7 @@ def _usable_segmentation(given: Any, image: CocoImage, row: int) -> Any:
 
 
 def _run_lengths(text: str) -> list[int]:
-    """The run lengths in COCO's compressed encoding; [-1] if it ends within a number or has other characters.
+    """The run lengths in COCO's compressed encoding; [-1] if it is damaged.
 
     A character has five bits, the lowest first, and says whether more follow. From the fourth number on, they are
     differences to the last number but one.
@@ -307,7 +312,7 @@ def _run_lengths(text: str) -> list[int]:
     value = shift = 0
     for code in text.encode():
         bits = code - 48
-        if not 0 <= bits < 64:
+        if not 0 <= bits < 64 or shift > 60:
             return [-1]
         value |= (bits & 31) << shift
         shift += 5

@@ -132,9 +132,7 @@ def detection_table(summaries: Sequence[dict[str, Any]], folders: Sequence[Path]
     header += [f"{_MODELS[task]} {figure}" for task in tasks for figure in _TABLE_FIGURES.values()]
     keys = [tuple(str(summary.get(name, "")) for name in columns) for summary in summaries]
     cells = [(summary["task"], *key) for summary, key in zip(summaries, keys, strict=True)]
-    starts = Counter(
-        key for key, _ in {(key, summary.get("init")) for summary, key in zip(summaries, keys, strict=True)}
-    )
+    starts = Counter(key for key, _ in {*zip(keys, (each.get("init") for each in summaries), strict=True)})
     rows: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
     for summary, folder, key, cell in zip(summaries, folders, keys, cells, strict=True):
         alone = cells.count(cell) == 1 and starts[key] == 1
