@@ -146,8 +146,13 @@ def test_a_recipe_of_ones_own_starts_from_the_one_it_names(tmp_path):
     same = {"recipe": "cifar10"}
     assert build_settings(file).model_copy(update=same) == build_settings("cifar10", method="moco-v1")
     assert build_settings(file, method="jcl").model_copy(update=same) == build_settings("cifar10", method="jcl")
-    file.write_text(settings_text(expected))  # as a run writes it
-    assert build_settings(file).model_copy(update=same) == expected
+    file.write_text("recipe: imagenet-moco-v1\nmethod: {name: jcl}\n")
+    same = {"recipe": "imagenet-moco-v1"}
+    assert build_settings(file).model_copy(update=same) == build_settings("imagenet-moco-v1", method="jcl")
+    for recipe in ("cifar10", "mine.yaml"):
+        same = {"recipe": recipe}
+        file.write_text(settings_text(expected.model_copy(update=same)))  # as a run writes it
+        assert build_settings(file).model_copy(update=same) == expected.model_copy(update=same)
     for other in (str(file), "other.yaml", "[cifar10]", "5"):
         file.write_text(f"recipe: {other}\n")
         with pytest.raises(SettingsError, match="`jcl recipes` does not list"):

@@ -12,7 +12,7 @@ import yaml
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
 from jcl.paths import expand_user
-from jcl.settings.schema import Settings, parse_yaml, read_yaml, set_value, setting_fields, validated
+from jcl.settings.schema import Settings, parse_yaml, read_yaml, set_value, setting_fields, setting_names, validated
 
 
 def recipe_names() -> list[str]:
@@ -63,7 +63,12 @@ def _recipe_settings(recipe: str, method: str | None) -> dict[str, Any]:
     base, own = given.pop("recipe", ""), given.get("method")
     own_method = own.get("name") if isinstance(own, dict) else None
     if base and base not in recipe_names():
-        raise SettingsError(f"{recipe} starts from {base!r}, which `jcl recipes` does not list; remove that line.")
+        # The settings of a run may name a recipe file; they are complete, so they do not need it.
+        sections = {section: entries for section, entries in given.items() if isinstance(entries, dict)}
+        names = {f"{section}.{name}" for section, entries in sections.items() for name in entries}
+        if not {"recipe", *names} >= {*setting_names()}:
+            raise SettingsError(f"{recipe} starts from {base!r}, which `jcl recipes` does not list; remove that line.")
+        base = ""
     nested = _recipe_settings(base, method or own_method) if base else {}
     if method is None:
         _set_method(nested, own_method)
