@@ -156,7 +156,13 @@ def test_knn_on_a_run_and_on_weights(call, pretrained, npz, refused):
     weights = pretrained / "backbone.safetensors"
     assert call("knn", weights, npz, "-k", 5, "--json", "again.json")[0] == 0
     assert json.loads(Path("again.json").read_text())["knn_top1"] == figures["knn_top1"]
-    assert "│ 5 " in call("knn", pretrained, npz)[1], "as in the run"
+    assert re.search(r"│ 5 +│ 0.1 ", call("knn", pretrained, npz)[1]), "as in the run"
+    shutil.copytree(pretrained, "run")
+    settings = Path("run/settings.yaml")
+    settings.write_text(settings.read_text().replace("knn_temperature: 0.1", "knn_temperature: 0.5"))
+    assert re.search(r"│ 5 +│ 0.5 ", call("knn", "run")[1]), "as in the run"
+    shutil.copy(npz, "other.npz")
+    assert re.search(r"│ 3 +│ 0.1 ", call("knn", "run", "other.npz")[1]), "as usual for other data"
     out = call("knn", weights, npz)[1]
     assert re.search(r"│ 3 +│ 0.1", out), "a tenth of 34 images vote where nothing is said"
     assert "weights file" in refused("knn", weights)

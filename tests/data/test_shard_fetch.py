@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from shard_files import by_pixels, opened
 
+from jcl.commands.inputs import open_target
 from jcl.data import open_data
 from jcl.data.shards.fetch import expand_braces
 from jcl.errors import DataError
+from supervised_tools import untrained_weights
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
@@ -88,6 +91,15 @@ def test_http(server: str, shards: Path, tmp_path: Path):
     shutil.rmtree(shards)  # from now on there are the copies only
     again = open_data(location, root=tmp_path / "kept", download=False)
     assert again.train.name_of(0).startswith("train-0000.tar/") and len(again.train) == 23
+
+
+def test_results_name_their_data_without_secrets(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JCL_DATA", str(tmp_path))
+    weights = untrained_weights(tmp_path / "tiny.safetensors")
+    location = server.replace("//", "//me:secret@") + "/train-{0000..0002}.tar"
+    target = open_target(weights, location, "cpu", Console(quiet=True))
+    assert len(target.data.train) == 23
+    assert target.origin["data"] == location.replace("me:secret@", "")
 
 
 @pytest.mark.parametrize("name", ["missing.tar", "empty.tar"])

@@ -236,6 +236,7 @@ def test_tiny_temperature_decides_like_the_nearest_neighbour() -> None:
         ({"test_features": torch.full((25, 6), float("nan"))}, "NaN"),
         ({"k": ()}, "k must be"),
         ({"k": (0, 5)}, "k must be"),
+        ({"temperature": ()}, "temperature must be"),
         ({"temperature": (0.1, 0.0)}, "temperature must be"),
         ({"temperature": (float("nan"),)}, "temperature must be"),
     ],

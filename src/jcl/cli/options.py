@@ -175,7 +175,7 @@ def _check_json_file(path: Path | None) -> None:
         raise SettingsError(f"{path} is the run's own file; choose another name. Its page shows other .json files too.")
     if path.exists() and (path.suffix != ".json" or not holds_results(path)):
         raise SettingsError(f"{path} already exists and does not hold results of jcl; choose another name.")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise SettingsError(f"{path} cannot be written: {folder} is not a folder that you may write to.")
 

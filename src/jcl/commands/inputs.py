@@ -33,7 +33,7 @@ from jcl.export.reading import WeightsFile
 from jcl.paths import cache_folder, expand_user, hub_name, location_path
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number, read_object, write_object
-from jcl.settings.resolved import DataFacts
+from jcl.settings.resolved import DataFacts, ResolvedRecordSettings
 from jcl.settings.schema import Settings, with_values
 
 
@@ -144,7 +144,7 @@ class EvaluationTarget:
     device: torch.device
     location: str = ""  # of the data
     seed: int = 0  # that the training of the backbone started from, if known
-    knn_k: int | None = None  # of the run's own kNN on the same data
+    record: ResolvedRecordSettings | None = None  # of the run, for the same data
     origin: dict[str, Any] = field(default_factory=dict)  # for JSON: the data, whether a run has finished, the epoch
 
     def untrained(self, measure: Callable[[Self], list[float]], ranks: Ranks = ALONE, **about: Any) -> list[float]:
@@ -206,9 +206,9 @@ def open_target(weights: Path, location: str | None, device: str, console: Conso
     origin: dict[str, Any] = {"data": without_secrets(place)}
     if loaded.epoch is not None:
         origin["epoch"] = loaded.epoch
-    seed, knn_k = 0, None
+    seed, record = 0, None
     if settings is not None:
-        seed, knn_k = settings.train.seed, settings.record.knn_k if place == own else None
+        seed, record = settings.train.seed, settings.record if place == own else None
         if weights.is_dir():
             origin["finished"] = loaded.epoch is None
-    return EvaluationTarget(loaded.network, loaded.info, data, choose_device(device), place, seed, knn_k, origin)
+    return EvaluationTarget(loaded.network, loaded.info, data, choose_device(device), place, seed, record, origin)

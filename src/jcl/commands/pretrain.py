@@ -182,7 +182,7 @@ def _announce(
     labels, most = data.train.labels, settings.record.knn_images
     if labels is not None and data.labeled_test is not None:
         context.log(f"  test images: {data.labeled_test.description}")
-    elif labels is not None and not data.why_untested:
+    elif labels is not None and (labels >= 0).any() and not data.why_untested:
         context.log("  no labeled test images: accuracy is measured on some of the training images")
     if labels is not None and int((labels >= 0).sum()) > most:
         some = pluralize(most, "training image")

@@ -41,7 +41,9 @@ def measure_knn(options: KnnOptions, progress: ProgressCallback) -> tuple[list[K
         ranks, device = context.ranks, context.device
         target = open_target(options.weights, options.data, str(device), context.console)
         workers = default_workers(ranks.count) if options.workers is None else options.workers
-        data, k = target.data, options.k or [target.knn_k or default_knn_k(len(target.data.train))]
+        data, record = target.data, target.record
+        k = options.k or [default_knn_k(len(data.train)) if record is None else record.knn_k]
+        temperature = options.temperature or [0.1 if record is None else record.knn_temperature]
         if data.train.labels is None:
             raise no_labels(data)
         held_out = data.labeled_test is None
@@ -54,14 +56,14 @@ def measure_knn(options: KnnOptions, progress: ProgressCallback) -> tuple[list[K
             extract = partial(target.info.preprocessing.extract, target.backbone, device=device)
             features = partial(extract, batch_size=options.batch_size, workers=workers, progress=progress)
             return evaluate_knn(
-                data, features, k=k, temperature=options.temperature, device=device, ranks=ranks, skipped=skipped
+                data, features, k=k, temperature=temperature, device=device, ranks=ranks, skipped=skipped
             )
 
         results = measure(target)
         warn_skipped(context.console, skipped)
         untrained: list[float] = []
         if not options.no_untrained:
-            about = [[*k], options.temperature]
+            about = [[*k], [*temperature]]
             untrained = target.untrained(lambda network: [one.top1 for one in measure(network)], ranks, knn=about)
         figures = accuracy_figures("knn", results[0], untrained[0] if untrained else None)
         for number, result in enumerate(results):

@@ -54,7 +54,7 @@ def knn_accuracy(
     """
     if not k or min(k) < 1:
         raise ValueError(f"k must be one or more numbers of at least 1, got {k}.")
-    if not all(0 < value < math.inf for value in temperature):
+    if not temperature or not all(0 < value < math.inf for value in temperature):
         raise ValueError(f"temperature must be positive and finite, got {temperature}.")
     bank, bank_labels = classification.labeled_rows(train_features, train_labels, "bank")
     queries, query_labels = classification.labeled_rows(test_features, test_labels, "test set")

@@ -148,7 +148,9 @@ class KnnOptions(FrozenOptions):
     k: tuple[PositiveInt, ...] = option(
         (), "Neighbors that vote; repeatable (default: as in the run, or 200, fewer for few images).", "-k"
     )
-    temperature: tuple[Positive, ...] = option((0.1,), "Temperature of the votes; repeatable.")
+    temperature: tuple[Positive, ...] = option(
+        (), "Temperature of the votes; repeatable (default: as in the run, or 0.1)."
+    )
     batch_size: PositiveInt = option(256, "Images per forward pass.", panel=HARDWARE)
 
 
