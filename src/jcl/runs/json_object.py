@@ -35,7 +35,7 @@ def read_object(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise RunError(f"{file} is damaged: it is not a JSON object. Remove it to have it written again.")
+        raise RunError(f"{file} is damaged: it is not a JSON object. Restore it or remove it.")
     return content
 
 
