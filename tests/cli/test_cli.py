@@ -204,6 +204,9 @@ def test_results_that_cannot_be_written_are_noticed_first(refused, pretrained, t
     said = refused("knn", pretrained, "--json", tmp_path / "file" / "knn.json", exit_code=2)
     assert said.endswith(f"{tmp_path / 'file'} is not a folder that you may write to.")
     assert (tmp_path / "file").read_text() == "mine"
+    (tmp_path / "link").symlink_to(tmp_path / "missing" / "folder")
+    said = refused("knn", pretrained, "--json", tmp_path / "link" / "knn.json", exit_code=2)
+    assert said.endswith(f"{tmp_path / 'link'} is not a folder that you may write to.")
 
 
 def test_a_full_disk_leaves_the_old_results(tmp_path, no_room_for):
