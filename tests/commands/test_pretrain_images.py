@@ -77,6 +77,12 @@ def test_where_knn_cannot_be_measured_training_goes_on_to_its_end(labels, tmp_pa
     np.savez(tmp_path / "images.npz", **arrays, **(known | hidden))
     run = pretrain(tiny_settings(tmp_path / "images.npz"), tmp_path / "run", console=Console(stderr=True, width=500))
     assert (run.path / "backbone.safetensors").exists() and "knn_top1" not in run.summary
+    assert capsys.readouterr().err.count("kNN is skipped") == 1
+
+
+def test_where_no_image_has_a_label_none_is_said_to_be_held_out(tmp_path, capsys):
+    np.savez(tmp_path / "images.npz", x_train=drawn_pixels(40), y_train=np.full(40, -1))
+    pretrain(tiny_settings(tmp_path / "images.npz"), tmp_path / "run", console=Console(stderr=True, width=500))
     said = capsys.readouterr().err
     assert said.count("kNN is skipped") == 1 and "accuracy is measured" not in said
 
