@@ -132,7 +132,7 @@ class _Member(NamedTuple):
 def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
     """The images of one shard with the texts of their labels, and why it could not be read to its end."""
     images: list[tuple[_Member, int]] = []
-    texts: dict[str, list[tuple[int, str]]] = {}  # parts and labels of a name
+    texts: dict[str, list[tuple[int, str]]] = {}  # by name, in the order of the parts
     part, seen, damage = 0, set[str](), ""
     try:
         with _HeaderFile(file) as stream:
@@ -145,10 +145,10 @@ def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
                     images.append((member, part))
                 elif member.extension in (".cls", ".json"):
                     text, given = _label(stream, member), texts.setdefault(member.stem, [])
-                    if text and member.extension == ".cls" and given and given[-1][0] == part:
-                        given.pop()  # it takes precedence over that of a .json file
                     if text and not (given and given[-1][0] == part):
                         given.append((part, text))
+                    elif text and member.extension == ".cls":  # takes precedence over a .json file
+                        given[-1] = part, text
     except tarfile.TarError as error:
         damage = str(error)
         if not images and start[:2] in _COMPRESSED:
