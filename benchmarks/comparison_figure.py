@@ -85,7 +85,8 @@ def draw(found: dict[str, Any], path: Path) -> Path:
 def title_of(found: dict[str, Any], rows: Iterable[str]) -> tuple[str, str]:
     counts = sorted({len(results_of(found, name)) for name in rows})
     number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    subtitle = f"{number} seed{'' if counts[-1] == 1 else 's'} per row; compare only the ends, where the learning rate is 0"
+    seeds = "one seed" if counts == [1] else f"{number} seeds"
+    subtitle = f"{seeds} per row; compare only the ends, where the learning rate is 0"
     return f"{found['recipe']}, {found['epochs']} epochs", subtitle
 
 
