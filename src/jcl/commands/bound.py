@@ -83,8 +83,7 @@ def _scores(
     """q·k/t of each of the keys (n, keys), and the logsumexp of q·n/t over the negatives (n,), in float64."""
     # With gradients through the keys, the query encoder encodes them too.
     encoder: nn.Module = learner.query_encoder if learner.method.gradient_through_keys else learner.key_encoder
-    (query,) = sampler.features([learner.query_encoder], recipe, batch, range(1))
-    (key_features,) = sampler.features([encoder], recipe, batch, range(1, keys + 1))
-    query, key_features = query[:, 0].double(), key_features.double()
+    query = sampler.features(learner.query_encoder, recipe, batch, range(1))[:, 0].double()
+    key_features = sampler.features(encoder, recipe, batch, range(1, keys + 1)).double()
     negatives = torch.logsumexp(query @ learner.queue.rows.double().T / learner.temperature, dim=1)
     return torch.einsum("nd,nmd->nm", query, key_features) / learner.temperature, negatives

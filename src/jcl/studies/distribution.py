@@ -9,7 +9,6 @@ With S = Σ_v f_v the first is |S|²/V², and for unit features the second is (1
 (1 - similarity)/d, and the two histograms mirror each other.
 """
 
-import contextlib
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,18 +76,15 @@ class ViewSampler:
             done += len(batch)
             self.progress(done, len(rows))
 
-    def features(
-        self, networks: Sequence[nn.Module], recipe: ViewRecipe, batch: ImageBatch, numbers: range
-    ) -> list[Tensor]:
-        """Features (n, v, d) of these v views of n images for each network, with as many views in a pass as fit."""
+    def features(self, network: nn.Module, recipe: ViewRecipe, batch: ImageBatch, numbers: range) -> Tensor:
+        """Features (n, v, d) of these v views of n images, with as many views in a pass as fit."""
         maker = ViewMaker(recipe, self.seed, _STEP, batch.pixels, batch.sizes, batch.samples, self.precision)
-        parts: list[list[Tensor]] = [[] for _ in networks]
+        parts = []
         for chunk in torch.split(torch.tensor(numbers), max(1, self.batch_size // len(batch))):
             rows = torch.arange(len(batch), device=self.device).repeat_interleave(len(chunk))
             views = maker(rows, chunk.to(self.device).repeat(len(batch)))
-            for network, own in zip(networks, parts, strict=True):
-                own.append(self.encode(network, views).view(len(batch), len(chunk), -1))
-        return [torch.cat(own, dim=1) for own in parts]
+            parts.append(self.encode(network, views).view(len(batch), len(chunk), -1))
+        return torch.cat(parts, dim=1)
 
     def encode(self, network: nn.Module, images: Tensor) -> Tensor:
         """Features (n, d) of n images, in the network's precision."""
@@ -141,19 +137,12 @@ def view_spreads(
     """The spread of `views` views of the images `rows`, the same for each network, and the rows that were read."""
     found: list[list[Tensor]] = [[] for _ in networks]
     samples, widths = [], [0] * len(networks)
-    by_recipe: dict[ViewRecipe, list[int]] = {}
-    for number, network in enumerate(networks):
-        by_recipe.setdefault(network.recipe, []).append(number)
-    with contextlib.ExitStack() as modes:
-        for network in networks:
-            modes.enter_context(evaluation_mode(network.module))
+    with evaluation_mode(nn.ModuleList(network.module for network in networks)):
         for batch in sampler.batches(source, rows, views):
-            for recipe, numbers in by_recipe.items():
-                modules = [networks[number].module for number in numbers]
-                all_features = sampler.features(modules, recipe, batch, range(views))
-                for number, features in zip(numbers, all_features, strict=True):
-                    found[number].append(torch.stack(spread_of(features)))
-                    widths[number] = features.shape[2]
+            for number, network in enumerate(networks):
+                features = sampler.features(network.module, network.recipe, batch, range(views))
+                found[number].append(torch.stack(spread_of(features)))
+                widths[number] = features.shape[2]
             samples.append(batch.samples)
     spreads = []
     for network, parts, width in zip(networks, found, widths, strict=True):
@@ -174,7 +163,7 @@ def quality_features(
     with evaluation_mode(network.module.to(sampler.device)):
         for batch in sampler.batches(source, sample_rows(source, images, 0), views):
             crops = center_views(batch.pixels, batch.sizes, recipe.size, crop_ratio, recipe.mean, recipe.std)
-            (views_of_batch,) = sampler.features([network.module], recipe, batch, range(views))
+            views_of_batch = sampler.features(network.module, recipe, batch, range(views))
             found.append(torch.cat([sampler.encode(network.module, crops)[:, None], views_of_batch], dim=1))
     features = torch.cat(found).double()
     return QualityFeatures(features[:, 0], features[:, 1:])
