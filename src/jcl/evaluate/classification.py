@@ -92,10 +92,7 @@ class Scores:
 
 def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
     """The accuracy of logits (n, c) for labels (n,) without -1; ties go to the lower class, NaN is an error."""
-    labels = labels.to(logits.device)
-    logits, labels = logits[labels >= 0], labels[labels >= 0]
-    if not len(labels):
-        raise DataError("No readable test image has a label, so accuracy cannot be measured.")
+    logits, labels = labeled_rows(logits, labels.to(logits.device), "test set")
     truth = class_positions(labels, classes)
     rank = torch.where(logits.isnan().any(1), LAST, rank_of_true_class(logits, truth))
     return scores_of_ranks(rank, labels, classes)
