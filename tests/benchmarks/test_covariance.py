@@ -74,7 +74,7 @@ def test_figure_2_continues_from_its_json_file_alone(study, monkeypatch, tmp_pat
     monkeypatch.setattr(study.module, "FIGURE_2", ("covariance_scale=4",))
     kept = tmp_path / "results/tiny100-figure-2-cells.json"
     kept.parent.mkdir()
-    cell = Cell({"method.covariance_scale": 4.0}, 0, Settings())
+    cell = Cell(values={"method.covariance_scale": 4.0}, seed=0, settings=Settings())
     measured = {"knn_top1": 12.5, "linear_top1": 25.0, "seconds": 1.0, "test_images": 8, "test_held_out": False}
     kept.write_text(json.dumps({cell.name: measured}))
     study("figure-2")

@@ -95,7 +95,7 @@ def test_one_cell_by_hand(call, npz, tmp_path):
     assert code == 1 and "cell.json" in err and not (tmp_path / "nowhere").exists()
     (too_fast / "cell.json").write_text('{"values": 3}')
     code, _, err = call("ablate-cell", too_fast)
-    assert code == 1 and "cell.json" in err
+    assert code == 2 and "cell.json" in err
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ NAMES = ["method.num_keys"]
 
 
 def record(keys: Any, seed: int, linear: float | None, failure: str | None = None) -> CellRecord:
-    cell = Cell({"method.num_keys": keys}, seed, Settings())
+    cell = Cell(values={"method.num_keys": keys}, seed=seed, settings=Settings())
     result = None
     if linear is not None:
         result = {"seed": seed, "linear_top1": linear, "knn_top1": linear - 10, "validation_top1": 100 - linear}
@@ -110,7 +110,7 @@ def test_every_cell_is_a_line_of_the_csv():
 
 def test_no_cell_is_planned_through_a_link(tmp_path):
     """Not even one that has started: training would go on in the other folder."""
-    cell = Cell({}, 0, Settings())
+    cell = Cell(values={}, seed=0, settings=Settings())
     started = CellFolder(tmp_path / "other/cells" / cell.name)
     started.path.mkdir(parents=True)
     started.plan(cell)

@@ -142,7 +142,7 @@ def test_a_method_axis_brings_what_each_method_implies():
 @settings(max_examples=40, deadline=None)
 @given(st.text(max_size=300), st.integers(0, 2**62))
 def test_hostile_values_cannot_leave_the_folder(value, seed):
-    cell = Cell({"model.backbone": value}, seed, Settings())
+    cell = Cell(values={"model.backbone": value}, seed=seed, settings=Settings())
     assert Path(cell.name).name == cell.name and cell.name not in (".", "..")
     assert cell.name.isascii() and cell.name.isprintable() and not set(cell.name) & set("/\\ :*?\"'<>|$`")
     assert len(cell.name) <= MAX_NAME_LENGTH
@@ -150,7 +150,8 @@ def test_hostile_values_cannot_leave_the_folder(value, seed):
 
 def test_names_differ_where_values_do():
     values = ["../../etc", ".._.._etc", "a/b", "a_b", "a" * 300, "a" * 301, 0.1, 0.1 + 1e-12, 1, "1", True]
-    assert len({Cell({"model.backbone": value}, 0, Settings()).name for value in values}) == len(values)
+    cells = [Cell(values={"model.backbone": value}, seed=0, settings=Settings()) for value in values]
+    assert len({cell.name for cell in cells}) == len(values)
     assert format_value(0.1 + 1e-12) != format_value(0.1) == "0.1"
     assert format_value(4.0) == "4" and format_value([1, 2]) == "[1, 2]"
 

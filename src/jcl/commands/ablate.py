@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,8 @@ def plan_ablation(options: AblateOptions, console: Console) -> Plan:
         base = build(resolved)
         axes = {name: [resolved.get(name, v) if v == "auto" else v for v in axes[name]] for name in axes}
         cells = planning.build_cells(axes, seeds, lambda values: build(resolved | dict(values)), alone=True)
-    cells = [replace(cell, protocol=options.protocol) for cell in _without_duplicates(cells, facts, console)]
+    cells = _without_duplicates(cells, facts, console)
+    cells = [cell.model_copy(update={"protocol": options.protocol}) for cell in cells]
     study = {"over": list(axes), "settings": planning.shared_values(base, axes), "data": _data_summary(data)}
     study["protocol"] = options.protocol
     _check_cells(cells, data.train, facts)

@@ -64,16 +64,11 @@ class CellFolder:
         """Write the plan; once training has started, the existing one is kept."""
         refuse_links(self.path.parent, self.path)
         if not self.plan_file.exists() or not RunFolder(self.path).holds_run():
-            plan = {"values": dict(cell.values), "seed": cell.seed, "protocol": cell.protocol}
             make_folder(self.path)
-            write_object(self.plan_file, plan | {"settings": cell.settings.model_dump(mode="json")})
+            write_object(self.plan_file, cell.model_dump(mode="json"))
 
     def cell(self) -> Cell:
-        plan = read_object(self.plan_file)
-        if missing := {"values", "seed", "settings", "protocol"} - plan.keys():
-            raise RunError(f"{self.plan_file} has no {min(missing)}; remove it and run `jcl ablate` again.")
-        settings = validated(Settings, plan["settings"], str(self.plan_file))
-        return Cell(plan["values"], plan["seed"], settings, plan["protocol"])
+        return validated(Cell, read_object(self.plan_file), str(self.plan_file))
 
     def result(self) -> dict[str, Any] | None:
         return read_object(self.result_file) if self.result_file.exists() else None
@@ -101,18 +96,11 @@ class AblationFolder:
             if self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
                 raise RunError(f"{self.path} is not empty and holds no ablation; choose another folder with --out.")
             return
-        existing = read_object(self.study_file)
-        if missing := {"over", "settings", "data", "protocol"} - existing.keys():
-            raise RunError(f"{self.study_file} has no {min(missing)}; choose another folder with --out.")
-        if sorted(existing["over"]) != sorted(study["over"]):
-            over = " and ".join(existing["over"])
-            raise RunError(f"{self.path} holds an ablation over {over}; choose another folder with --out.")
-        new = [name for name in study["settings"] if name not in existing["settings"]]
-        existing["settings"] |= values_of(Settings(), new)  # a setting that did not exist yet had its default
-        before, now = (each["settings"] | each["data"] | {"protocol": each["protocol"]} for each in (existing, study))
+        before, now = _facts(read_object(self.study_file)), _facts(study)
+        before = values_of(Settings(), study["settings"]) | before  # a setting that did not exist yet had its default
         if differences := describe_differences(before, now):
             remedy = "Use the same settings and data, or choose another folder with --out"
-            raise RunError(f"The ablation in {self.path} was started with {differences}. {remedy}.")
+            raise RunError(f"{self.study_file} was started with {differences}. {remedy}.")
 
     def begin(self, study: Mapping[str, Any], cells: Sequence[Cell]) -> None:
         """Write the study and the plans of its cells."""
@@ -131,6 +119,12 @@ class AblationFolder:
         found = [CellRecord(folder.cell(), folder.result(), folder.failure()) for folder in folders]
         shown = [record for record in found if record.result is not None or record.cell.name in order]
         return sorted(shown, key=lambda record: order.get(record.cell.name, len(order)))
+
+
+def _facts(study: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that defines a study, flat."""
+    over, protocol = sorted(study.get("over", ())), study.get("protocol")
+    return {"over": over, "protocol": protocol, **study.get("settings", {}), **study.get("data", {})}
 
 
 RunCells = Callable[[Sequence[Path], StopRequest], Iterator[Path]]

@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -14,7 +13,7 @@ from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
 from jcl.runs.json_object import format_value, is_number
 from jcl.settings.commands import ProbeProtocol
-from jcl.settings.schema import Settings, affects_results, parse_yaml, set_value, setting_names, values_of
+from jcl.settings.schema import Section, Settings, affects_results, parse_yaml, set_value, setting_names, values_of
 
 Axes = Mapping[str, Sequence[Any]]  # settings by their dotted names, and the values to try
 Build = Callable[[Mapping[str, Any]], Settings]  # builds the settings of a cell from its values, by dotted names
@@ -27,11 +26,10 @@ _FIXED = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(Section):
     """One run of an ablation. Values are plain JSON values."""
 
-    values: Mapping[str, Any]
+    values: dict[str, Any]
     seed: int
     settings: Settings
     protocol: ProbeProtocol = "fast"
@@ -113,12 +111,11 @@ def parse_seeds(text: str, first: int = 0) -> list[int]:
     """Parse `--seeds`: a count, starting at `first`, or a list such as "0,7,42" ("7," for a single seed)."""
     if not re.fullmatch(r"\s*\d{1,18}\s*(,\s*\d{1,18}\s*)*,?\s*", text):
         raise SettingsError(f"--seeds takes a count, such as 3, or a list such as 0,7,42, but got {text!r}.")
-    numbers = [int(part) for part in text.split(",") if part.strip()]
     if "," in text:
-        return list(dict.fromkeys(numbers))
-    if not 1 <= numbers[0] <= 1000:
-        raise SettingsError(f"--seeds takes 1 to 1000 seeds, but got {numbers[0]}; for one seed, write {numbers[0]},.")
-    return list(range(first, first + numbers[0]))
+        return list(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
+    if not 1 <= (count := int(text)) <= 1000:
+        raise SettingsError(f"--seeds takes 1 to 1000 seeds, but got {count}; for one seed, write {count},.")
+    return list(range(first, first + count))
 
 
 def build_cells(axes: Axes, seeds: Sequence[int], build: Build, *, alone: bool = False) -> list[Cell]:
@@ -133,7 +130,7 @@ def build_cells(axes: Axes, seeds: Sequence[int], build: Build, *, alone: bool =
     cells: dict[str, Cell] = {}
     for seed, values in itertools.product(seeds, combinations):
         settings = build({**values, "train.seed": seed})
-        cell = Cell(values_of(settings, axes), seed, settings)
+        cell = Cell(values=values_of(settings, axes), seed=seed, settings=settings)
         cells.setdefault(cell.name, cell)
     return list(cells.values())
 
@@ -168,11 +165,10 @@ def shared_values(base: Settings, axes: Iterable[str]) -> dict[str, Any]:
 
 def refuse_ignored(axes: Axes, base: Settings) -> None:
     """Raise if an axis of the covariance has no effect, because no cell of the grid uses it."""
-    names = axes.get("method.name", [base.method.name])
-    uses = any(METHODS[name].uses_covariance for name in names)
-    one_key = all(count == 1 for count in axes.get("method.num_keys", [base.method.num_keys]))
+    methods = axes.get("method.name", [base.method.name])
+    counts = axes.get("method.num_keys", [base.method.num_keys])
+    if any(METHODS[name].uses_covariance for name in methods) and any(count != 1 for count in counts):
+        return
     for name in {"method.covariance_scale", "method.covariance_schedule"} & set(axes):
-        if not uses:
-            raise SettingsError(f"--over {name} has no effect: {' and '.join(names)} does not use the covariance.")
-        if one_key:
-            raise SettingsError(f"--over {name} has no effect: one key (method.num_keys=1) has no covariance.")
+        without = f"{' and '.join(methods)} with method.num_keys={format_value(counts[0])}"
+        raise SettingsError(f"--over {name} has no effect: {without} does not use the covariance of the keys.")
