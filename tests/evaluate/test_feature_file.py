@@ -107,17 +107,17 @@ def test_parquet_is_written_while_the_parts_come(tmp_path):
     file, sizes = tmp_path / "features.parquet", []
 
     def parts() -> Iterator[FeatureTable]:
-        for start in range(0, 4000, 2):
-            if start % 1000 == 0:
-                (partial,) = tmp_path.glob(".features.parquet.*partial")
-                sizes.append(partial.stat().st_size)
-            features, labels = np.full((2, 5), start, np.float32), np.zeros(2, np.int64)
-            yield FeatureTable(features, ["x"] * 2, labels, ["train"] * 2, CLASSES, INFO)
+        for start in range(0, 8000, 1000):
+            (partial,) = tmp_path.glob(".features.parquet.*partial")
+            sizes.append(partial.stat().st_size)
+            features = np.arange(5 * start, 5 * (start + 1000), dtype=np.float32).reshape(-1, 5)
+            labels = np.zeros(1000, np.int64)
+            yield FeatureTable(features, ["x"] * 1000, labels, ["train"] * 1000, CLASSES, INFO)
 
     write_feature_file(file, parts())
-    assert sizes == sorted(set(sizes)) and sizes[-1] > 10 * max(sizes[0], 1000)
-    assert pyarrow.parquet.ParquetFile(file).num_row_groups == 2000
-    assert read_feature_file(file).features[:, 0].tolist() == [2 * (row // 2) for row in range(4000)]
+    assert sizes == sorted(sizes) and sizes[-1] > 10 * max(sizes[0], 1000)
+    assert pyarrow.parquet.ParquetFile(file).num_row_groups == 8
+    assert read_feature_file(file).features[:, 0].tolist() == list(range(0, 40_000, 5))
 
 
 @pytest.mark.parametrize("kind", KINDS)

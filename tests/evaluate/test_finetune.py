@@ -21,6 +21,7 @@ from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.lock import lock_folder
 from jcl.settings.schema import validated
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
+from small_runs import networks_of_zeros
 from supervised_tools import finetune, same_tensors, stop_after, untrained_weights
 
 QUIET = Console(quiet=True)
@@ -70,7 +71,8 @@ def without_clock(folder: FinetuneFolder) -> dict:
     ],
 )
 def test_the_parts_of_backbones(name, expected):
-    backbone, _ = build_backbone(name)
+    with networks_of_zeros():
+        backbone, _ = build_backbone(name)
     parts = backbone_parts(backbone)
     assert list(parts) == expected
     listed = [id(parameter) for part in parts.values() for parameter in part]
@@ -79,7 +81,8 @@ def test_the_parts_of_backbones(name, expected):
 
 @pytest.mark.parametrize(("name", "width"), [("tiny_cnn", 128), ("resnet18", 512)])
 def test_learning_rates_fall_from_the_head_down_and_vectors_do_not_decay(name, width):
-    backbone, _ = build_backbone(name)
+    with networks_of_zeros():
+        backbone, _ = build_backbone(name)
     network = Classifier(backbone, width, 5, frozen=False, seed=0)
     optimizer = finetune_optimizer(network, settings(train={"layer_decay": 0.5}))
     found = {
@@ -214,7 +217,7 @@ def test_same_seed_same_figures(weights, npz, unbroken, tmp_path):
     assert not same_tensors(other.backbone_file, unbroken.backbone_file)
 
 
-@pytest.mark.parametrize("stops", [[1], [4, 5], [2, 3, 8, 11]])
+@pytest.mark.parametrize("stops", [[1], [2, 3, 8, 11]])
 def test_stopped_and_resumed_ends_as_if_it_had_not(weights, npz, unbroken, tmp_path, monkeypatch, stops):
     def start() -> FinetuneFolder:
         if (tmp_path / "run").exists():

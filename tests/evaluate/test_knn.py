@@ -71,27 +71,27 @@ def random_problem(
     return features[:bank], labels[:bank], features[bank:], labels[bank:]
 
 
-@pytest.mark.parametrize("temperature", [0.05, 0.2, 5.0])
 @pytest.mark.parametrize("k", [1, 7, 40])
-def test_accuracy_equals_brute_force_on_random_data(k: int, temperature: float) -> None:
+def test_accuracy_equals_brute_force_on_random_data(k: int) -> None:
     problem = random_problem(seed=k)
-    (result,) = knn_accuracy(*problem, k=[k], temperature=[temperature])
-    assert (result.top1, result.top5) == pytest.approx(brute_accuracy(*problem, k, temperature), abs=1e-9)
-    assert 0 < result.top1 <= result.top5 <= 100
-    for label, images, top1 in zip(result.classes, result.class_images, result.class_top1, strict=True):
-        own = problem[3] == label
-        if not images:
-            assert not own.any() and top1 is None
-            continue
-        alone = brute_accuracy(*problem[:2], problem[2][own], problem[3][own], k, temperature)
-        assert (images, top1) == (own.sum(), pytest.approx(alone[0]))
+    for result in knn_accuracy(*problem, k=[k], temperature=[0.05, 0.2, 5.0]):
+        temperature = result.temperature
+        assert (result.top1, result.top5) == pytest.approx(brute_accuracy(*problem, k, temperature), abs=1e-9)
+        assert 0 < result.top1 <= result.top5 <= 100
+        for label, images, top1 in zip(result.classes, result.class_images, result.class_top1, strict=True):
+            own = problem[3] == label
+            if not images:
+                assert not own.any() and top1 is None
+                continue
+            alone = brute_accuracy(*problem[:2], problem[2][own], problem[3][own], k, temperature)
+            assert (images, top1) == (own.sum(), pytest.approx(alone[0]))
 
 
 small_integers = st.integers(-1, 1)
 
 
 @given(data=st.data(), k=st.integers(1, 14), chunk=st.integers(1, 9), temperature=st.sampled_from([0.02, 0.1, 1.0]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_neighbours_and_accuracy_equal_brute_force_on_tied_data(
     data: st.DataObject, k: int, chunk: int, temperature: float
 ) -> None:
@@ -118,8 +118,7 @@ def test_neighbours_and_accuracy_equal_brute_force_on_tied_data(
     assert result.top1 == 100
 
 
-@pytest.mark.parametrize("temperature", [0.07, 0.5])
-@pytest.mark.parametrize("k", [1, 10, 200])
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.5), (10, 0.5), (200, 0.07)])
 def test_predictions_equal_scikit_learn_with_the_same_weights(k: int, temperature: float) -> None:
     from sklearn.neighbors import KNeighborsClassifier
 
@@ -132,9 +131,9 @@ def test_predictions_equal_scikit_learn_with_the_same_weights(k: int, temperatur
     assert result.top1 == 100
 
 
-@pytest.mark.parametrize("chunk", [1, 13, 64, 120])
+@pytest.mark.parametrize("chunk", [1, 13, 40])
 def test_chunk_size_does_not_change_a_bit(chunk: int) -> None:
-    bank, _, queries, _ = random_problem(seed=5, bank=60, queries=20, width=33)
+    bank, _, queries, _ = random_problem(seed=5, bank=20, queries=7, width=33)
     bank = torch.cat([bank, bank.flip(0)])  # every row twice, far apart
     whole = nearest_neighbours(queries, bank, 21, chunk=1000)
     parts = nearest_neighbours(queries, bank, 21, chunk=chunk)
@@ -249,7 +248,7 @@ def test_bad_input_is_named(changes: dict[str, object], words: str) -> None:
 
 
 @given(count=st.integers(2, 300), classes=st.integers(1, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_leave_out_split_parts_the_rows_of_each_class(count: int, classes: int) -> None:
     labels = torch.cat([torch.full((7,), -1), torch.arange(count) % classes])
     bank, queries = hold_out_split(labels, limit=20)

@@ -65,7 +65,7 @@ def test_views_that_are_nearly_alike_keep_their_digits() -> None:
     assert float(spread_of(features)[1]) == pytest.approx(float(exact), rel=1e-3) and float(exact) < 1e-20
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 5, 7, 64])
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
 def test_streaming_equals_the_whole(batch_size: int) -> None:
     source, views = images(), 5
     networks = [NamedNetwork("one", network(0), RECIPE), NamedNetwork("two", network(1, 9), RECIPE)]

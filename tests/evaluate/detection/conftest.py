@@ -38,7 +38,7 @@ def make_settings():
     """Settings of a tiny transfer of a task."""
 
     def make(task: str = "box", **changes: Any) -> DetectionSettings:
-        values = small_values(task) | {"label": "x", "backbone": "resnet18", "coco": {}} | changes
+        values = small_values(task) | {"label": "x", "coco": {}} | changes
         return DetectionSettings(**values)
 
     return make

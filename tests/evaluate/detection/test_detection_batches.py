@@ -56,10 +56,10 @@ def test_resumed_batches_are_those_that_were_left(instances, make_settings):
 def test_scale_and_mirroring_are_drawn_by_seed_iteration_and_image(instances, make_settings):
     dataset = training_set(instances, "box")
     sample = TrainingSample(dataset, make_settings(short_side=(640, 800)))
-    draws = [sample.draw(image, iteration) for image in dataset.images for iteration in range(100)]
+    draws = [sample.draw(image, iteration) for image in dataset.images for iteration in range(20)]
     assert {side for side, _ in draws} == {640, 672, 704, 736, 768, 800}
-    assert 300 < sum(mirror for _, mirror in draws) < 500
-    assert draws == [sample.draw(image, iteration) for image in dataset.images for iteration in range(100)]
+    assert 60 < sum(mirror for _, mirror in draws) < 100
+    assert draws[:20] == [sample.draw(dataset.images[0], iteration) for iteration in range(20)]
 
 
 def test_sizes():

@@ -242,12 +242,12 @@ def test_compressed_run_lengths_are_read_exactly_or_refused(instances):
         return read(edit(instances, annotation(segmentation={"size": [height, width], "counts": text})), "mask")
 
     random = np.random.default_rng(0)
-    for share in (0.0, 0.02, 0.5, 1.0):
+    for share in (0.0, 0.5):
         mask = np.asfortranarray(random.random((height, width)) < share, dtype=np.uint8)
         text = coder.encode(mask)["counts"].decode()
         kept = read_text(text).images[0].annotations[0]["segmentation"]
         assert np.array_equal(coder.decode(kept), mask) and kept["counts"].decode() == text
-        for damaged in (text[:-1], text[:-3], text + "1", text + "o", "", "zzzz~", "é", "o" * 2_000_000):
+        for damaged in (text[:-1], text[:-3], text + "1", text + "o", "", "zzzz~", "é", "o" * 100_000):
             with pytest.raises(DataError, match=r"annotations\[0\]"):
                 read_text(damaged)
 

@@ -5,6 +5,7 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 from torch import nn
+from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
 from jcl.commands.detect import build_body, open_body, open_initial_backbone
 from jcl.core.encoder import build_backbone
@@ -12,11 +13,15 @@ from jcl.errors import RunError, SettingsError
 from jcl.evaluate.detection.model import build_detector, build_optimizer
 from jcl.export import BackboneInfo, save_backbone
 from jcl.settings.detection import default_warmup, learning_rate, scaled_lr
+from small_runs import networks_of_zeros
 
 
 def tiny(task, make_settings, **changes):
-    settings = make_settings(task, **changes)
-    return build_detector(build_body("resnet18"), settings, classes=2, keypoints=3), settings
+    settings, body = make_settings(task, **changes), build_body("timm/test_resnet")
+    for part in body.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            nn.init.ones_(part.weight)  # timm starts the last one of a block at zero, which stops gradients
+    return build_detector(body, settings, classes=2, keypoints=3), settings
 
 
 def boxes_and_more(side=64):
@@ -35,7 +40,8 @@ def boxes_and_more(side=64):
 def test_everything_is_trained_and_every_norm_moves(task, make_settings):
     detector, settings = tiny(task, make_settings)
     norms = {name: part for name, part in detector.named_modules() if isinstance(part, nn.BatchNorm2d)}
-    assert len(norms) == 20 + 8  # of the ResNet-18; of four levels' two convolutions in the pyramid
+    body = [part for part in build_body("timm/test_resnet").modules() if isinstance(part, nn.BatchNorm2d)]
+    assert len(norms) == len(body) + 8  # of four levels' two convolutions in the pyramid
     assert len([name for name in norms if name.startswith("backbone.fpn.")]) == 8
     assert not any("Frozen" in type(part).__name__ for part in detector.modules())
     assert all(parameter.requires_grad for parameter in detector.parameters())
@@ -59,7 +65,8 @@ def test_everything_is_trained_and_every_norm_moves(task, make_settings):
 
 
 def test_the_standard_detector_is_torchvisions_but_for_norms(make_settings):
-    ours = build_detector(build_body("resnet50"), make_settings("mask", heads="standard"), classes=90, keypoints=0)
+    with networks_of_zeros():
+        ours = build_detector(build_body("resnet50"), make_settings("mask", heads="standard"), classes=90, keypoints=0)
     with torch.device("meta"):
         theirs = torchvision.models.detection.maskrcnn_resnet50_fpn(weights=None, weights_backbone=None)
     shapes = {name: value.shape for name, value in ours.state_dict().items()}
@@ -75,7 +82,7 @@ def test_norms_have_no_weight_decay(make_settings):
     detector, settings = tiny("box", make_settings)
     decayed, plain = build_optimizer(detector, settings).param_groups
     assert decayed["weight_decay"] == 1e-4 and plain["weight_decay"] == 0
-    assert len(plain["params"]) == 2 * 28
+    assert len(plain["params"]) == 2 * sum(isinstance(part, nn.BatchNorm2d) for part in detector.modules())
     assert len(decayed["params"]) + len(plain["params"]) == len(list(detector.parameters()))
 
 
@@ -132,8 +139,9 @@ def test_a_backbone_file_ends_up_in_the_body(tmp_path, make_settings):
 
 
 def test_own_file_keeps_its_normalisation(tmp_path):
-    info = BackboneInfo("resnet18", "imagenet", 64, 512, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    save_backbone(build_body("resnet18"), info, tmp_path / "b.safetensors")
+    network, width = build_backbone("timm/test_resnet")
+    info = BackboneInfo("timm/test_resnet", "imagenet", 64, width, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    save_backbone(network, info, tmp_path / "b.safetensors")
     start = open_initial_backbone(str(tmp_path / "b.safetensors"), None, 0)
     assert (start.mean, start.std, start.label) == (info.mean, info.std, "b.safetensors")
 
@@ -142,22 +150,23 @@ def test_the_folder_one_is_in_is_called_by_its_name(tmp_path, monkeypatch):
     pytest.importorskip("timm")
     folder = tmp_path / "hub"
     folder.mkdir()
-    save_file(build_body("resnet18").state_dict(), folder / "model.safetensors")
-    (folder / "config.json").write_text('{"architecture": "resnet18"}')
+    save_file(build_backbone("timm/test_resnet")[0].state_dict(), folder / "model.safetensors")
+    (folder / "config.json").write_text('{"architecture": "test_resnet"}')
     monkeypatch.chdir(folder)
     assert open_initial_backbone(".", None, 0).label == "hub"
 
 
 def test_starts_that_do_not_serve(tmp_path):
     small = BackboneInfo("resnet18", "small", 32, 512, (0.5,) * 3, (0.5,) * 3)
-    save_backbone(build_backbone("resnet18", stem="small", image_size=32)[0], small, tmp_path / "s.safetensors")
+    with networks_of_zeros():
+        save_backbone(build_backbone("resnet18", stem="small", image_size=32)[0], small, tmp_path / "s.safetensors")
+        weights = torchvision.models.resnet18().state_dict()
     with pytest.raises(SettingsError, match="stem"):
         open_initial_backbone(str(tmp_path / "s.safetensors"), None, 0)
     with pytest.raises(SettingsError, match="mobilenet_v2"):
         open_initial_backbone("random", "mobilenet_v2", 0)
     with pytest.raises(RunError, match="none"):
         open_initial_backbone(str(tmp_path / "none"), None, 0)
-    weights = torchvision.models.resnet18().state_dict()
     weights["layer9.odd"] = weights.pop("layer4.1.conv2.weight")
     torch.save(weights, tmp_path / "odd.pth")
     with pytest.raises(RunError, match=r"layer4\.1\.conv2\.weight"):
@@ -177,17 +186,22 @@ def test_schedule(make_settings):
     assert make_settings(short_side=(96, 96)).short_sides == (96,)
 
 
-@pytest.mark.parametrize("name", ["convnext_tiny", "timm/convnext_atto"])
-def test_a_convnext_has_a_pyramid_too(name, make_settings, monkeypatch):
-    if name.startswith("timm"):
-        pytest.importorskip("timm")
-    monkeypatch.setattr(nn.init, "trunc_normal_", lambda weights, **_: nn.init.uniform_(weights, -0.04, 0.04))  # faster
-    network = build_backbone(name)[0].eval()
-    detector = build_detector(open_body(network, name, "imagenet", name), make_settings(), classes=2, keypoints=0)
+def small_convnext(library: str) -> nn.Module:
+    if library == "timm":
+        timm = pytest.importorskip("timm")
+        return timm.create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16))
+    widths = [(8, 8), (8, 16), (16, 16), (16, None)]
+    return ConvNeXt([CNBlockConfig(*each, num_layers=1) for each in widths])
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_a_convnext_has_a_pyramid_too(library, make_settings):
+    network = small_convnext(library).eval()
+    detector = build_detector(open_body(network, library, "imagenet", library), make_settings(), classes=2, keypoints=0)
     image = torch.rand(1, 3, 64, 96)
     with torch.inference_mode():
         last = list(detector.backbone.body.eval()(image).values())[-1]
-        wanted = network.features(image) if name == "convnext_tiny" else network.stages(network.stem(image))
+        wanted = network.features(image) if library == "torchvision" else network.stages(network.stem(image))
         shapes = [tuple(level.shape[2:]) for level in detector.backbone.eval()(image).values()]
     assert torch.allclose(last, wanted, atol=1e-5)
     assert shapes == [(16, 24), (8, 12), (4, 6), (2, 3), (1, 2)]

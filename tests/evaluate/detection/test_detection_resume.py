@@ -12,7 +12,6 @@ from jcl.commands.detect import detect, evaluate_detector, resume_detection
 from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.evaluate.detection import batches
 from jcl.evaluate.detection.model import DetectionTask
-from jcl.evaluate.detection.predict import KINDS
 from jcl.evaluate.folders import DetectionFolder
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from jcl.settings.detection import DetectOptions
@@ -44,31 +43,16 @@ def final_state(folder: Path) -> dict[str, torch.Tensor]:
     return read_tensors(newest)[0]
 
 
-def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
-    task = "keypoint"  # which has all the heads but that of masks, and the same loop
-    changes = {"iterations": 4, "batch_size": 2, "accumulate": 2}
-    file = annotations(task, tmp_path / "coco")
-    detect(small_options(task, file, out=tmp_path / "whole", **changes), console=QUIET)
-    with monkeypatch.context() as patch:
-        patch.setattr(DetectionTask, "step", stopped_after(2))
-        with pytest.raises(Interrupted, match="stopped after step 2"):
-            detect(small_options(task, file, out=tmp_path / "parts", **changes), console=QUIET)
-    with pytest.raises(RunError, match="jcl detect --resume"):
-        DetectionFolder(tmp_path / "parts").summary()
-    folder = resume_detection(tmp_path / "parts", DetectOptions(pictures=0, workers=0), console=QUIET)
-    whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
-    assert whole.keys() == parts.keys() and len(whole) > 200
-    assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
-    for kind in KINDS[task]:
-        assert folder.results_file(kind).read_bytes() == (tmp_path / "whole" / f"results-{kind}.json").read_bytes()
-
-
-def test_other_annotations_are_refused(tmp_path, monkeypatch):
+def test_a_stopped_training_refuses_other_annotations_and_ends_in_the_same_state(tmp_path, monkeypatch):
     file = annotations("box", tmp_path / "coco")
+    changes = {"iterations": 2, "batch_size": 2, "accumulate": 2}
+    detect(small_options("box", file, out=tmp_path / "whole", **changes), console=QUIET)
     with monkeypatch.context() as patch:
         patch.setattr(DetectionTask, "step", stopped_after(1))
-        with pytest.raises(Interrupted):
-            detect(small_options("box", file, out=tmp_path / "out", iterations=2, batch_size=2), console=QUIET)
+        with pytest.raises(Interrupted, match="stopped after step 1"):
+            detect(small_options("box", file, out=tmp_path / "out", **changes), console=QUIET)
+    with pytest.raises(RunError, match="jcl detect --resume"):
+        DetectionFolder(tmp_path / "out").summary()
     whole = file.read_bytes()
     edit(file, lambda content: content["annotations"].pop())
     with pytest.raises(RunError, match="annotations have changed"):
@@ -89,6 +73,9 @@ def test_other_annotations_are_refused(tmp_path, monkeypatch):
             use(tmp_path / "out", DetectOptions(pictures=0, workers=0), console=QUIET)
     about.write_bytes(kept)
     assert resume_detection(tmp_path / "out", DetectOptions(pictures=0, workers=0), console=QUIET).summary()
+    states = final_state(tmp_path / "whole"), final_state(tmp_path / "out")
+    assert states[0].keys() == states[1].keys() and len(states[0]) > 100
+    assert [name for name, value in states[0].items() if not torch.equal(value, states[1][name])] == []
 
 
 @pytest.mark.faults  # for its length
