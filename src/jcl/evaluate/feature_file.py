@@ -7,7 +7,7 @@ equal bytes.
 import contextlib
 import importlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -61,24 +61,20 @@ class FeatureTable:
 
 def check_writable(file: Path, *, force: bool) -> None:
     """Refuse, before any work, another suffix, an existing file without `force`, and Parquet without pyarrow."""
-    if _is_parquet(file):
-        _import_pyarrow()
+    _format(file)
     refuse_overwrite(file, force=force)
 
 
 def write_feature_file(file: Path, parts: Iterable[FeatureTable]) -> None:
     """Write a table that comes in parts, Parquet as they come; the file appears when it is complete."""
-    write = _write_parquet if _is_parquet(file) else _write_npz
+    _, write = _format(file)
     with atomic_open(file, follow_links=True) as stream:
         write(stream, parts)
 
 
 def read_feature_file(file: Path) -> FeatureTable:
     """Read what `write_feature_file` wrote. Nothing in the file is executed."""
-    read = _read_npz
-    if _is_parquet(file):
-        _import_pyarrow()
-        read = _read_parquet
+    read, _ = _format(file)
     if not file.is_file():
         raise DataError(f"There is no feature file {file}; write one with `jcl embed`.")
     try:
@@ -92,10 +88,14 @@ def read_feature_file(file: Path) -> FeatureTable:
     return table
 
 
-def _is_parquet(file: Path) -> bool:
-    if file.suffix.lower() not in (".npz", ".parquet"):
+def _format(file: Path) -> tuple[Callable[[Path], FeatureTable], Callable[[BinaryIO, Iterable[FeatureTable]], None]]:
+    """How to read and write a file with this suffix."""
+    if file.suffix.lower() == ".npz":
+        return _read_npz, _write_npz
+    if file.suffix.lower() != ".parquet":
         raise SettingsError(f"The feature file {file} must end in .npz or .parquet.")
-    return file.suffix.lower() == ".parquet"
+    _import_pyarrow()
+    return _read_parquet, _write_parquet
 
 
 def _write_npz(stream: BinaryIO, parts: Iterable[FeatureTable]) -> None:
