@@ -22,7 +22,6 @@ from jcl.studies.bound import (
     normality,
 )
 
-
 NODES = np.polynomial.hermite_e.hermegauss(120)
 
 

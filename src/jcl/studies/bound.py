@@ -14,7 +14,6 @@ Normality is tested by D'Agostino and Pearson: skewness (D'Agostino 1970) and ku
 transformed to standard normal scores, whose squares sum to a chi-squared variable with two degrees of freedom.
 """
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -167,12 +166,13 @@ class GaussianCase(NamedTuple):
 def gaussian_rows(
     cases: Sequence[GaussianCase], scales: Sequence[float], *, draws: int, images: int, negatives: int, seed: int
 ) -> Iterator[tuple[GaussianCase, BoundRow]]:
-    """The losses of each case; consecutive cases that differ only in temperature share their keys.
+    """The losses of each case; cases that differ only in temperature have the same keys.
 
     A query has the distribution of its image's keys, normalized; negatives are random unit rows. Given the query, q·k
     is Gaussian with mean q·mu and variance qᵀΣq, and is drawn as such.
     """
-    for (dimension, spread), same_keys in itertools.groupby(cases, lambda case: (case.dimension, case.spread)):
+    for case in cases:
+        dimension, spread, t = case
         normal = partial(torch.randn, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         variances = 1 / torch.arange(1, dimension + 1, dtype=torch.float64)
         variances *= spread**2 / variances.sum()
@@ -181,10 +181,8 @@ def gaussian_rows(
         negative = queries @ F.normalize(normal(negatives, dimension), dim=1).T
         mean, variance = (queries * means).sum(dim=1), queries.square() @ variances
         similarities = mean[:, None] + variance.sqrt()[:, None] * normal(images, draws)
-        for case in same_keys:
-            t = case.temperature
-            total = torch.logsumexp(negative / t, dim=1)
-            yield case, bound_row(similarities / t, total, scales, (mean / t, variance / t**2))
+        total = torch.logsumexp(negative / t, dim=1)
+        yield case, bound_row(similarities / t, total, scales, (mean / t, variance / t**2))
 
 
 def gaussian_metrics(results: Sequence[tuple[GaussianCase, BoundRow]]) -> dict[str, float]:
