@@ -27,14 +27,13 @@ LEARNING_RATES = {"mask": 0.01, "keypoint": 0.02}
 def test_a_short_training_learns(task, tmp_path):
     kind, count = ("person_keypoints", 4) if task == "keypoint" else ("instances", 8)
     file = write_coco(tmp_path / "coco", count, kind=kind)
-    changes = {"batch_size": 2, "lr": LEARNING_RATES[task], "iterations": ITERATIONS[task], "pictures": 2}
+    changes = {"batch_size": 2, "lr": LEARNING_RATES[task], "iterations": ITERATIONS[task]}
     folder = detect(small_options(task, file, out=tmp_path / "out", checkpoint_every=8, **changes), console=QUIET)
     summary = folder.summary()
     assert summary[f"{task}_ap50"] > 20 and summary[f"{task}_ap"] > 4 and summary["box_ap50"] > 40, summary
     assert summary["iterations"] == ITERATIONS[task] and summary["images_per_second"] > 0 and summary["seconds"] > 0
     losses = [json.loads(line)["loss"] for line in folder.metrics_file.read_text().splitlines()]
     assert len(losses) == ITERATIONS[task] and sum(losses[-4:]) < 0.9 * sum(losses[:4])
-    assert folder.picture_file.stat().st_size > 10_000
     for kind in KINDS[task]:  # the files alone give the figures
         truth = COCO(str(file))
         judged = COCOeval(truth, truth.loadRes(str(folder.results_file(kind))), kind)

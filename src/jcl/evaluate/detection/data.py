@@ -32,13 +32,8 @@ class CocoFiles:
 
     def checksums(self) -> dict[str, str]:
         """Of the annotation files."""
-        found = {"train_json": self.train_json, "val_json": self.val_json}
-        return {name: _checksum(file) for name, file in found.items() if file is not None}
-
-
-def _checksum(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        files = {"train_json": self.train_json, "val_json": self.val_json}
+        return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items() if file is not None}
 
 
 @dataclass(frozen=True)
@@ -152,9 +147,8 @@ def load_coco(files: CocoFiles, task: Task) -> tuple[CocoDataset, CocoDataset]:
         train, val = hold_out(train)
     else:
         val = read_coco(files.val_json, files.val_images, task)
-        if odd := sorted({*train.categories} ^ {*val.categories}, key=attrgetter("id")):
-            name = f"{odd[0].name!r} (id {odd[0].id})"
-            raise DataError(f"{train.file} and {val.file} have different categories, such as {name}.")
+        if train.categories != val.categories:
+            raise DataError(f"{train.file} and {val.file} have different categories.")
         if not any(entry.get("num_keypoints", 1) for image in val.images for entry in image.annotations):
             raise DataError(f"{val.file} has nothing to test --task {task} on.")
     bare = [entry for image in val.images for entry in image.annotations if not entry.get("segmentation")]
@@ -235,12 +229,7 @@ def training_subset(dataset: CocoDataset, task: Task) -> tuple[CocoDataset, list
     notes = [f"left out {boxes} with less than a pixel inside the image"] if outside else []
     notes += [f"left out {objects} without a segmentation"] if bare else []
     if not images:
-        if task == "keypoint" and not any(
-            entry["num_keypoints"] for each in dataset.images for entry in each.annotations
-        ):
-            notes = ["no object has visible keypoints"]
-        reason = f" ({notes[0]})" if notes else ""
-        raise DataError(f"{dataset.file} has no image with an object to train on with --task {task}{reason}.")
+        raise DataError(f"{dataset.file} has no image with an object to train on with --task {task}.")
     return replace(dataset, images=tuple(images)), notes
 
 
