@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from ablation_tools import holder
-from jcl.studies.ablation import CellFolder, CellProcess, Slot, local_slots
+from jcl.signals import StopRequest
+from jcl.studies.ablation import CellFolder, Slot, local_slots, run_in_slots
 from launch_tools import gone, settings_options, wait_until
 from small_runs import TINY_VALUES
 
@@ -20,7 +21,7 @@ def test_what_a_cell_failed_with_before_is_not_told_again(tmp_path, monkeypatch)
     folder = CellFolder(tmp_path)
     folder.fail("the disk was full.")
     monkeypatch.setattr(sys, "executable", "/bin/false")  # it dies before it begins
-    assert CellProcess(tmp_path, Slot()).finish() == tmp_path
+    assert list(run_in_slots([Slot()], [tmp_path], StopRequest())) == [tmp_path]
     assert "code 1" in str(folder.failure())
 
 

@@ -160,54 +160,49 @@ def _visible_gpus() -> list[str]:
 
 def run_in_slots(slots: Sequence[Slot], folders: Sequence[Path], stop: StopRequest) -> Iterator[Path]:
     """Run cells one at a time in each slot."""
-    waiting, running, stopping = deque(folders), dict[int, CellProcess](), False
+    waiting, running, stopping = deque(folders), dict[int, tuple[Path, subprocess.Popen[bytes]]](), False
     try:
         while running or (waiting and not stop.requested):
             for number, slot in enumerate(slots):
                 if number not in running and waiting and not stop.requested:
-                    running[number] = CellProcess(waiting.popleft(), slot)
+                    path = waiting.popleft()
+                    running[number] = path, _start_cell(CellFolder(path), slot)
             if stop.requested and not stopping:
                 stopping = True
-                for cell in running.values():
-                    cell.process.terminate()  # it saves a checkpoint first
-            ended = [number for number, cell in running.items() if cell.process.poll() is not None]
+                for _, process in running.values():
+                    process.terminate()  # it saves a checkpoint first
+            ended = [number for number, (_, process) in running.items() if process.poll() is not None]
             for number in ended:
-                yield running.pop(number).finish()
+                path, process = running.pop(number)
+                _record_end(CellFolder(path), process.returncode)
+                yield path
             if not ended:
                 time.sleep(_POLL_SECONDS)
     finally:
-        for cell in running.values():
-            cell.process.kill()
-            cell.process.wait()
+        for _, process in running.values():
+            process.kill()
+            process.wait()
 
 
-class CellProcess:
-    """A `jcl ablate-cell FOLDER` process that writes its output to the cell's log."""
+def _start_cell(folder: CellFolder, slot: Slot) -> "subprocess.Popen[bytes]":
+    """Start `jcl ablate-cell FOLDER`, which writes its output to the cell's log."""
+    folder.failure_file.unlink(missing_ok=True)  # or an old error would be reported if the process dies early
+    command = [sys.executable, "-m", "jcl", "ablate-cell", str(folder.path)]
+    command += [] if slot.workers is None else ["--workers", str(slot.workers)]
+    environment = os.environ | slot.environment | {STARTED_BY: str(os.getpid()), "COLUMNS": "120"}
+    with append_to(folder.log_file) as log:
+        # In a session of its own: Ctrl-C in the terminal goes to the parent, which passes it on.
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
 
-    def __init__(self, path: Path, slot: Slot) -> None:
-        self.folder = CellFolder(path)
-        # Otherwise an old error would be reported if the process dies early.
-        self.folder.failure_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "jcl", "ablate-cell", str(path)]
-        command += [] if slot.workers is None else ["--workers", str(slot.workers)]
-        environment = os.environ | slot.environment | {STARTED_BY: str(os.getpid()), "COLUMNS": "120"}
-        try:
-            with append_to(self.folder.log_file) as log:
-                # In a session of its own: Ctrl-C in the terminal goes to the parent, which passes it on.
-                self.process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-                )
-        except OSError as error:
-            raise RunError(f"Cannot start the cell {path}: {error.strerror}.") from None
 
-    def finish(self) -> Path:
-        """Wait for the process, and record that it failed if it could not do so itself; returns the folder."""
-        folder, code = self.folder, self.process.wait()
-        stopped = code == Interrupted.exit_code or -code in STOP_SIGNALS
-        if not stopped and folder.result() is None and folder.failure() is None:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-            folder.fail(f"its process {how}; see {folder.log_file}.")
-        return folder.path
+def _record_end(folder: CellFolder, code: int) -> None:
+    """Record that a cell failed if its process could not do so itself."""
+    stopped = code == Interrupted.exit_code or -code in STOP_SIGNALS
+    if not stopped and folder.result() is None and folder.failure() is None:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        folder.fail(f"its process {how}; see {folder.log_file}.")
 
 
 @dataclass(frozen=True)
