@@ -11,7 +11,7 @@ import yaml
 
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
-from jcl.runs.json_object import format_value, is_number
+from jcl.runs.json_object import describe_differences, format_value, is_number
 from jcl.settings.commands import ProbeProtocol
 from jcl.settings.schema import Section, Settings, affects_results, parse_yaml, set_value, setting_names, values_of
 
@@ -139,11 +139,9 @@ def _require_independent(combinations: Sequence[Mapping[str, Any]], axes: Axes, 
     """Raise if a value changes another axis, as a method changes the temperature."""
     center = values_of(build({}), axes)
     for values in combinations:
-        for name, found in values_of(build(values), axes).items():
-            if name not in values and found != center[name]:
-                change = f"it changes {name} from {format_value(center[name])} to {format_value(found)}"
-                remedy = "Remove one of the two --over, or --each-alone"
-                raise SettingsError(f"{describe(values)} cannot be varied alone: {change}. {remedy}.")
+        if changes := describe_differences(values_of(build(values), axes) | dict(values), center | dict(values)):
+            remedy = "Remove one of the two --over, or --each-alone"
+            raise SettingsError(f"{describe(values)} cannot be varied alone: it implies {changes}. {remedy}.")
 
 
 def base_settings(axes: Axes, build: Build) -> Settings:
