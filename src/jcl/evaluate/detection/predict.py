@@ -4,7 +4,6 @@ import contextlib
 import copy
 import io
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -131,13 +130,12 @@ def detection_table(summaries: Sequence[dict[str, Any]], folders: Sequence[Path]
     header = ["initialization", *columns[1:]]
     header += [f"{_MODELS[task]} {figure}" for task in tasks for figure in _TABLE_FIGURES.values()]
     keys = [tuple(str(summary.get(name, "")) for name in columns) for summary in summaries]
-    cells = [(summary["task"], *key) for summary, key in zip(summaries, keys, strict=True)]
-    starts = Counter(key for key, _ in {*zip(keys, (each.get("init") for each in summaries), strict=True)})
     rows: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
-    for summary, folder, key, cell in zip(summaries, folders, keys, cells, strict=True):
-        alone = cells.count(cell) == 1 and starts[key] == 1
-        unique = key if alone else (f"{key[0]} ({folder})", *key[1:])
-        rows.setdefault(unique, {})[summary["task"]] = summary
+    for summary, folder, key in zip(summaries, folders, keys, strict=True):
+        same = [other for other, its in zip(summaries, keys, strict=True) if its == key and other is not summary]
+        if any(other["task"] == summary["task"] or other.get("init") != summary.get("init") for other in same):
+            key = (f"{key[0]} ({folder})", *key[1:])
+        rows.setdefault(key, {})[summary["task"]] = summary
     lines = [header, ["---"] * len(header)]
     for key, row in rows.items():
         values = [row.get(task, {}).get(f"{task}_{figure}") for task in tasks for figure in _TABLE_FIGURES]
