@@ -114,10 +114,8 @@ def coco_files(coco: CocoSettings, task: Task) -> CocoFiles:
     folder, kind = coco.folder, _ANNOTATION_FILES[task]
     if folder is not None:
         train, val = (sorted((folder / "annotations").glob(f"{kind}_{part}*.json")) for part in ("train", "val"))
-        if len(train) > 1 or len(val) > 1:
-            raise DataError(f"{folder} has several {kind} files. Choose with --train-json, --val-json and --images.")
         found = CocoFiles(folder / f"{kind}.json", folder / "images", None, folder / "images")
-        if train and val:
+        if len(train) == len(val) == 1:
             images = [folder / file.stem.removeprefix(f"{kind}_") for file in (train[0], val[0])]
             found = CocoFiles(train[0], images[0], val[0], images[1])
     elif coco.train_json is not None and coco.images is not None:
@@ -132,7 +130,7 @@ def coco_files(coco: CocoSettings, task: Task) -> CocoFiles:
     )
     for file in (files.train_json, files.val_json):
         if file is not None and not file.is_file():
-            usual = f"annotations/{kind}_train*.json and {kind}_val*.json"
+            usual = f"one annotations/{kind}_train*.json and {kind}_val*.json"
             raise DataError(f"No annotation file {file}, nor {usual}. Give it with --train-json or --val-json.")
     for image_folder in (files.train_images, files.val_images):
         if not image_folder.is_dir():
