@@ -165,9 +165,13 @@ def class_sample(labels: Tensor, most: int) -> Tensor:
     return rows[positions < kept].sort().values
 
 
-def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Sorted rows (kept, held out): a fifth of each class is held out, at least one image but not all of them."""
-    return _split_classes(labels, seed, VALIDATION_SPLIT, VALIDATION_SHARE)
+def stratified_split(
+    labels: Tensor, seed: int, stream: int = VALIDATION_SPLIT, share: float = VALIDATION_SHARE
+) -> tuple[Tensor, Tensor]:
+    """Sorted rows (kept, held out): a share of each class is held out, at least one image but not all of them."""
+    rows, positions, counts = _shuffled_by_class(labels, seed, stream)
+    held_out = (counts * share).round().long().clamp_min(1).minimum(counts - 1)
+    return rows[positions >= held_out].sort().values, rows[positions < held_out].sort().values
 
 
 def hold_out_split(labels: Tensor, *, limit: int = 10_000) -> tuple[Tensor, Tensor]:
@@ -179,15 +183,8 @@ def hold_out_split(labels: Tensor, *, limit: int = 10_000) -> tuple[Tensor, Tens
     labeled = int((labels >= 0).sum())
     if labeled < 2:
         raise DataError(f"At least two labeled images are needed to hold one out for testing, but got {labeled}.")
-    train, test = _split_classes(labels, 0, TEST_SPLIT, min(0.1, limit / labeled))
+    train, test = stratified_split(labels, 0, TEST_SPLIT, min(0.1, limit / labeled))
     return (train, test) if len(test) else (train[1:], train[:1])  # all classes have one image
-
-
-def _split_classes(labels: Tensor, seed: int, stream: int, share: float) -> tuple[Tensor, Tensor]:
-    """Sorted rows (kept, held out): a share of each class is held out, at least one image but not all of them."""
-    rows, positions, counts = _shuffled_by_class(labels, seed, stream)
-    held_out = (counts * share).round().long().clamp_min(1).minimum(counts - 1)
-    return rows[positions >= held_out].sort().values, rows[positions < held_out].sort().values
 
 
 def _shuffled_by_class(labels: Tensor, seed: int, stream: int) -> tuple[Tensor, Tensor, Tensor]:

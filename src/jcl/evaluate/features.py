@@ -138,12 +138,6 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
     return Features(values, labels_of(source, samples), samples, skipped)
 
 
-def all_skipped(train: Features, test: Features, *, held_out: bool) -> dict[str, str]:
-    """Unreadable images of both with the reasons. Images of a test set are marked, unlike held-out training images."""
-    mark = "" if held_out else " of the test images"  # a training image may have the same name
-    return train.skipped | {name + mark: reason for name, reason in test.skipped.items()}
-
-
 @contextlib.contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode, and restore the mode of each of its sub-modules at the end."""

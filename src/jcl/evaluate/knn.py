@@ -19,7 +19,7 @@ from jcl.data.source import select_images
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import ALONE, Ranks
 from jcl.evaluate import classification
-from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
+from jcl.evaluate.features import Features, FeatureSettings, extract_over_ranks
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
 from jcl.settings.resolved import ResolvedSettings
 
@@ -98,7 +98,8 @@ def evaluate_knn(
         train = select_images(train, classification.class_sample(train.labels, most))
     bank, queries = (extract_over_ranks(features, source, ranks) for source in (train, test))
     if skipped is not None:
-        skipped |= all_skipped(bank, queries, held_out=test is not data.test)
+        mark = " of the test images" if test is data.test else ""  # a training image may have the same name
+        skipped |= bank.skipped | {name + mark: reason for name, reason in queries.skipped.items()}
     problem = (bank.values, bank.labels, queries.values, queries.labels)
     return knn_accuracy(*problem, k=k, temperature=temperature, device=device, ranks=ranks)
 
