@@ -220,7 +220,7 @@ def test_the_first_layer_fits_the_channels(name: str, stem: Stem, channels: int)
 
 
 def test_a_network_with_several_first_layers_takes_three_channels_only():
-    with pytest.raises(SettingsError, match="repvgg_a0 takes only images of three channels"):
+    with pytest.raises(SettingsError, match="repvgg_a0 does not take images of 32 px with 1 channel"):
         build_backbone("timm/repvgg_a0", image_size=32, channels=1)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from jcl.console import pluralize
 from jcl.core.batchnorm import GroupedBatchNorm, has_batch_norm
 from jcl.core.blocks import replace_drop_path
 from jcl.core.fusion import fuse_batch_norm
@@ -116,39 +117,33 @@ def build_backbone(
     try:
         network = _create_network(name, image_size, len(sizes) > 1, drop_path)
         _refuse_partial_patches(network, name, sizes)
+        if drop_path is not None:
+            replace_drop_path(network, name, drop_path)
+        if stem != "imagenet":
+            _replace_stem(network, name, stem)
+        if channels != 3:
+            _replace_first_layer(network, name, channels)
         with torch.no_grad():  # no attribute holds the width for every network
-            width, *_ = (int(network.eval()(torch.zeros(1, 3, size, size)).shape[1]) for size in sizes)
+            width, *_ = (int(network.eval()(torch.zeros(1, channels, size, size)).shape[1]) for size in sizes)
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
         advice = "choose another image size or another backbone"
         advice += "" if local_size is None else ", or set method.num_local_queries=0"
         advice += ", or set model.drop_path=0" if drop_path else ""  # which some networks of timm do not know
         raise SettingsError(
             f"The backbone {name} does not take images of {' and '.join(map(str, sizes))} px "
-            f"({' '.join(str(error).split())}); {advice}."
+            f"with {pluralize(channels, 'channel')} ({' '.join(str(error).split())}); {advice}."
         ) from error
-    if drop_path is not None:
-        replace_drop_path(network, name, drop_path)
-    if stem != "imagenet":
-        _replace_stem(network, name, stem)
-    if channels != 3:
-        _replace_first_layer(network, name, channels, image_size)
     return network.train(), width
 
 
-def _replace_first_layer(network: nn.Module, name: str, channels: int, image_size: int) -> None:
+def _replace_first_layer(network: nn.Module, name: str, channels: int) -> None:
     """Give the first layer random weights for this many channels; its outputs keep their spread."""
-    problem = SettingsError(f"The backbone {name} takes only images of three channels; choose another backbone.")
     first = first_convolution(network)
     if first is None:
-        raise problem
+        raise SettingsError(f"The backbone {name} takes only images of three channels; choose another backbone.")
     spread = float(first.weight.detach().std()) * (3 / channels) ** 0.5
     first.in_channels = channels
     first.weight = nn.Parameter(torch.randn(len(first.weight), channels, *first.kernel_size) * spread)
-    try:
-        with torch.no_grad():
-            network.eval()(torch.zeros(1, channels, image_size, image_size))
-    except RuntimeError:  # other layers take the images too, as in RepVGG
-        raise problem from None
 
 
 def first_convolution(network: nn.Module, channels: int = 3) -> nn.Conv2d | None:
