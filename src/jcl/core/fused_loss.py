@@ -126,14 +126,14 @@ def contrast(
     *,
     temperature: float,
     covariance_scale: float | Tensor | None = None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor]:
     """`joint_contrastive_loss`, or without a covariance scale `multi_key_loss`, of keys without gradient.
 
-    Returns the loss and four metrics: contrastive accuracy, and the means of qᵀμ, qᵀΣq and p₊ (see `core.loss`).
+    Returns the loss and four metrics (4,): contrastive accuracy, and the means of qᵀμ, qᵀΣq and p₊ (see `core.loss`).
     """
     if isinstance(covariance_scale, int | float):
         covariance_scale = torch.full((), covariance_scale, device=query.device)
     with torch.autocast(query.device.type, enabled=False):
         values = query.float(), keys.detach().float(), negatives.float(), covariance_scale, temperature
         loss, metrics = _Contrast.apply(*values)
-        return loss, *metrics
+        return loss, metrics

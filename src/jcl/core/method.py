@@ -53,12 +53,8 @@ class StepResult(NamedTuple):
     """Results for the queries of one rank, on the device."""
 
     loss: Tensor
-    contrastive_accuracy: Tensor
-    positive_similarity: Tensor
-    key_variance: Tensor
-    positive_share: Tensor
-    feature_mean: Tensor  # (micro-batches, d)
-    feature_variance: Tensor  # (micro-batches, d), biased
+    contrast: Tensor  # (4,): contrastive accuracy, and the means of qᵀμ, qᵀΣq and p₊
+    features: Tensor  # (micro-batches, 2, d): mean and biased variance of the queries
     queries: int
 
     @classmethod
@@ -66,23 +62,22 @@ class StepResult(NamedTuple):
         """The results of a batch from those of its micro-batches."""
         if len(parts) == 1:
             return parts[0]
-        *means, feature_mean, feature_variance, queries = zip(*parts, strict=True)
-        averages = [torch.stack(values).mean() for values in means]
-        return cls._make([*averages, torch.cat(feature_mean), torch.cat(feature_variance), sum(queries)])
+        losses, contrasts, features, queries = zip(*parts, strict=True)
+        return cls(torch.stack(losses).mean(), torch.stack(contrasts).mean(0), torch.cat(features), sum(queries))
 
     @torch.no_grad()
     def metrics(self, ranks: Ranks = ALONE) -> Tensor:
         """The values of `StepMetrics` over all ranks, as one tensor, with one collective operation."""
-        means = [self.loss, self.contrastive_accuracy, self.positive_similarity, self.key_variance, self.positive_share]
-        features = torch.cat([self.feature_mean, self.feature_mean.square(), self.feature_variance], dim=1).mean(0)
-        shared = ranks.average(torch.cat([torch.stack(means), features]))
+        mean, variance = self.features.unbind(1)
+        features = torch.cat([mean, mean.square(), variance], dim=1).mean(0)
+        shared = ranks.average(torch.cat([self.loss[None], self.contrast, features]))
+        loss, accuracy, others, features = torch.split(shared, [1, 1, 3, len(features)])
         # Total variance = variance within the micro-batches of all ranks + variance between them.
-        mean, squared_mean, within = shared[len(means) :].view(3, -1)
+        mean, squared_mean, within = features.view(3, -1)
         between = (squared_mean - mean.square()).clamp_min(0.0)
         count = ranks.count * self.queries
         feature_std = ((within + between) * (count / max(count - 1, 1))).sqrt().mean()
-        loss, accuracy, *others = shared[: len(means)]
-        return torch.stack([loss, accuracy, feature_std, *others])
+        return torch.cat([loss, accuracy, feature_std[None], others])
 
 
 class ContrastiveLearner(nn.Module):
@@ -122,7 +117,7 @@ class ContrastiveLearner(nn.Module):
                 )
         self.method = method
         self.loss = method.loss_function()
-        self.fused_contrast: Callable[..., tuple[Tensor, ...]] | None = None
+        self.fused_contrast: Callable[..., tuple[Tensor, Tensor]] | None = None
         self.num_keys = num_keys if method.several_keys else 2 if method.symmetric else 1
         self.num_queries = 2 if method.symmetric else num_queries
         self.num_local_queries = num_local_queries
@@ -210,15 +205,15 @@ class ContrastiveLearner(nn.Module):
         options: dict[str, Any] = {"temperature": self.temperature}
         if self.method.uses_covariance:
             options["covariance_scale"] = covariance_scale
-        measured = (self.fused_contrast or self._contrast)(query, keys, negatives, **options)
+        loss, metrics = (self.fused_contrast or self._contrast)(query, keys, negatives, **options)
         with torch.autocast(query.device.type, enabled=False):
             variance, mean = torch.var_mean(query.detach(), dim=0, correction=0)
-        return StepResult._make([*measured, mean[None], variance[None], len(query)])
+        return StepResult(loss, metrics, torch.stack([mean, variance])[None], len(query))
 
-    def _contrast(self, query: Tensor, keys: Tensor, negatives: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    def _contrast(self, query: Tensor, keys: Tensor, negatives: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         loss = self.loss(query, keys, negatives, **options)
         metrics = contrastive_metrics(query.detach(), keys.detach(), negatives, **options)
-        return loss, *(values.mean() for values in metrics)
+        return loss, torch.stack([values.mean() for values in metrics])
 
     def compile_parts(self) -> None:
         """Use own kernels (on a GPU) or compile the encoders and the loss, without renaming parameters."""
