@@ -261,7 +261,7 @@ def test_images_that_any_rank_cannot_read_are_listed_or_end_all_of_them(tmp_path
         assert ended["codes"] == [1, 1] and ended["said"].count("Error") == 1, ended["said"]
         assert f"Error: The image {unreadable[place][0]} cannot be read: it is not an image" in ended["said"]
     assert not (tmp_path / "runs/at-once").exists()
-    assert "Training stopped after step 2 and is saved" in later["said"]
+    assert "Training stopped after step 2;" in later["said"]
     assert [path.stem for path in list_checkpoints(tmp_path / "runs/later/checkpoints")] == ["step-000000002"]
 
 

@@ -252,8 +252,7 @@ class Trainer:
         except RunError as error:
             if self.saver.moved:
                 raise
-            where = f"Training stopped after step {self.progress.step:,}; {self._last_checkpoint()}"
-            raise RunError(f"{error} {where}. Once that is fixed, {self._how_to_resume}.") from None
+            raise RunError(f"{error} {self._where_stopped()}") from None
 
     def _stop(self) -> None:
         signal_name = self.stop_request.signal_name
@@ -275,10 +274,7 @@ class Trainer:
         everywhere = isinstance(error, CollectiveDataError)
         if self.folder is not None and self.progress.step > 0 and (everywhere or self.ranks.first):
             self.save_and_wait() if everywhere else self._finish_saving()
-            error = DataError(
-                f"{error} Training stopped after step {self.progress.step:,} and is saved; "
-                f"once the data is fixed, {self._how_to_resume}."
-            )
+            error = DataError(f"{error} {self._where_stopped()}")
         return OtherRankFailed() if everywhere and not self.ranks.first else error
 
     def _lost_contact(self, error: LostContact, roll_call: RollCall) -> LostContact:
@@ -287,8 +283,11 @@ class Trainer:
             others = roll_call.describe_other_ranks()
         else:
             roll_call.report()
-        where = f"Training stopped in step {self.progress.step:,}; {self._last_checkpoint()}; {self._how_to_resume}"
-        return (SilentRank if silent else LostContact)(f"{error} {others} {where}.")
+        return (SilentRank if silent else LostContact)(f"{error} {others} {self._where_stopped()}")
+
+    def _where_stopped(self) -> str:
+        stopped = f"Training stopped after step {self.progress.step:,}; {self._last_checkpoint()}"
+        return f"{stopped}. Once that is fixed, {self._how_to_resume}."
 
     @property
     def _how_to_resume(self) -> str:
