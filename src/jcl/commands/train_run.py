@@ -35,9 +35,10 @@ from jcl.studies.distribution import online_quality
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.display import Display, collapse_warning, health
 from jcl.train.pretrain import PretrainTask
-from jcl.train.profile import faster_options
 from jcl.train.step import TrainingStep
 from jcl.train.trainer import Trainer
+
+FASTER_OPTIONS = "fewer --epochs, --image-size 96, --backbone resnet18 or --method moco-v2"
 
 
 class RunTraining:
@@ -97,7 +98,7 @@ class RunTraining:
         settings, context, record = self.settings, self.context, self.settings.record
         ranks = context.ranks
         describe = partial(health, queue_size=settings.method.queue_size, embedding_dim=settings.model.embedding_dim)
-        display = Display(context.console, label, describe, partial(faster_options, settings, context.device))
+        display = Display(context.console, label, describe, FASTER_OPTIONS)
         backbone = self.learner.query_encoder.backbone
         unreadable: dict[str, str] = {}  # images that only kNN reads
         measured: list[KnnResult] = []

@@ -17,7 +17,7 @@ MAX_LOG_SECONDS = 600.0
 # The first steps after a start compile, choose kernels and are recorded; the estimate of the time left ignores them.
 WARMUP_STEPS, WARMUP_STEPS_ON_CPU = STEPS_BEFORE_RECORDING + 3, 1
 ESTIMATE_SECONDS = 5.0  # of timed steps before the estimate is printed; the first ones find their images loaded
-LONG_SECONDS = 3600.0  # for a longer training, faster options are printed too
+LONG_SECONDS = 3600.0  # of a training for which faster options are printed too
 COLLAPSED, NARROW = 0.1, 0.4  # shares of the maximum spread; below, features have collapsed or nearly so
 _TELLS_APART = 50.0  # % contrastive accuracy; a collapsed network cannot tell images apart
 
@@ -39,7 +39,7 @@ class Display:
         console: Console,
         label: str,
         describe: Callable[[Mapping[str, Any]], str] = lambda metrics: _loss(metrics["loss"], ".3f"),
-        faster_options: Callable[[], str] = lambda: "",
+        faster_options: str = "",
     ) -> None:
         self.console, self.label = console, label
         self.newest: dict[str, Any] = {}
@@ -152,9 +152,9 @@ class Display:
         self._estimated = True
         steps = self._total - self._first
         duration = seconds * steps
-        faster = self._faster_options() if duration > LONG_SECONDS else ""
         time_left = f"about {format_duration(duration)}{' more' if self._first else ''}"
-        advice = f". Faster, for a first try: {faster}" if faster else ""
+        long = self._faster_options and duration > LONG_SECONDS
+        advice = f". Faster, for a first try: {self._faster_options}" if long else ""
         self._print(step, f"training takes {time_left} ({pluralize(steps, 'step')} of {seconds:.2g} s){advice}")
 
     def _print_progress(self, step: int) -> None:

@@ -1,22 +1,15 @@
-"""The time of a training step by part (data, views, query, keys, loss, ...), and options that make a run faster."""
+"""The time of a training step by part: data, views, query, keys, loss, ..."""
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
 
 from jcl.console import ProgressCallback
-from jcl.core.encoder import Stem, build_backbone
-from jcl.core.registry import METHODS
 from jcl.data import BatchLoader
-from jcl.errors import SettingsError
-from jcl.settings.resolved import ResolvedSettings
-from jcl.settings.schema import with_values
 from jcl.train.step import TrainingStep
 
 Result = TypeVar("Result")
@@ -108,50 +101,3 @@ class _PartClock:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-
-_MIN_SPEEDUP = 1.5
-
-
-def faster_options(settings: ResolvedSettings, device: torch.device) -> str:
-    """`--image-size 96 (about 5x), --epochs 50 (about 4x)`: options that make this run faster, judged by its FLOPs."""
-    # For views of 33 to 64 px, "auto" chooses a slower stem than for 96 px.
-    stem = "imagenet" if 32 < settings.views.image_size <= 64 else settings.model.stem
-    changes: dict[str, dict[str, Any]] = {
-        "--image-size 96": {"views.image_size": 96, "views.local_size": 48, "model.stem": stem},
-        "--epochs 50": {"train.epochs": 50},
-        "--backbone resnet18": {"model.backbone": "resnet18"},
-        "--method moco-v2": {"method.name": "moco-v2", "method.num_keys": 1, "method.num_queries": 1},
-    }
-    if device.type == "cpu":
-        changes["--backbone tiny_cnn"] = {"model.backbone": "tiny_cnn", "model.stem": "imagenet"}
-    found = []
-    for flag, values in changes.items():
-        # Some networks do not take 96 px, or their FLOPs cannot be counted.
-        with contextlib.suppress(SettingsError, RuntimeError):
-            speedup = _run_flops(settings) / _run_flops(with_values(settings, values))
-            if speedup >= _MIN_SPEEDUP:
-                found.append(f"{flag} ({f'about {speedup:.0f}' if speedup < 10 else 'over 10'}x)")
-    return ", ".join(found)
-
-
-def _run_flops(settings: ResolvedSettings) -> float:
-    """The FLOPs of a run per training image; a backward pass takes twice as many as a forward pass."""
-    model, method = settings.model, settings.method
-    per_key = 3 if METHODS[method.name].gradient_through_keys else 1
-    passes = 3 * method.num_queries + per_key * method.num_keys
-    flops = passes * _forward_flops(model.backbone, model.stem, settings.views.image_size)
-    if method.num_local_queries:
-        flops += 3 * method.num_local_queries * _forward_flops(model.backbone, model.stem, settings.views.local_size)
-    return settings.train.epochs * flops
-
-
-@cache
-def _forward_flops(backbone: str, stem: Stem, size: int) -> int:
-    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
-
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        network = build_backbone(backbone, stem=stem, image_size=size)[0].eval()
-        with FlopCounterMode(display=False) as counter:
-            network(torch.empty(1, 3, size, size))
-    return int(counter.get_total_flops())
