@@ -9,10 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from jcl.core.registry import METHODS
 from jcl.data.loader import ImageExchange
 from jcl.distributed.group import ALONE, LostContact, Ranks, catch_lost_contact
-from rank_steps import first_steps
+from rank_steps import METHODS, first_steps
 from small_runs import drawn_pixels
 
 

@@ -116,11 +116,11 @@ def build_optimizer(
     ordered = [groups[key] for key in sorted(groups)]
     if adamw:  # capturable: a CUDA graph counts the steps on the device
         options = {"betas": train.betas, "capturable": on_gpu}
-        return _without_compiler(torch.optim.AdamW)(ordered, lr=train.lr, fused=on_gpu, **options)
-    return _without_compiler(torch.optim.SGD)(ordered, lr=train.lr, momentum=train.momentum, fused=on_gpu)
+        return without_compiler(torch.optim.AdamW)(ordered, lr=train.lr, fused=on_gpu, **options)
+    return without_compiler(torch.optim.SGD)(ordered, lr=train.lr, momentum=train.momentum, fused=on_gpu)
 
 
-def _without_compiler(optimizer: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+def without_compiler(optimizer: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
     """The class without the wrappers of its methods for `torch.compile`, whose import takes seconds."""
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
