@@ -4,7 +4,8 @@ A scenario is {"ranks": how many, "arguments": of jcl, "environment": further va
 "workers", "after": a file} rank 1, or the processes that decode for it, are halted once the file is there. For each it
 prints the exit codes of the other ranks, what was said on both streams and the seconds from the halt on. With "unkept"
 no decoded image stays in memory, as if there were very many; with "unmeasured" rank 1 fails to measure the quality;
-"places" are working folders, one for each rank.
+"places" are working folders, one for each rank. A rank that trained without compiling says so if it imported PyTorch's
+compiler, which takes seconds.
 """
 
 import json
@@ -17,9 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Imported once here instead of in every fork; every optimizer imports the first.
-import torch._dynamo  # noqa: F401
-
+# Imported once here instead of in every fork.
 import jcl.commands.pretrain
 import jcl.commands.probes
 import jcl.settings.commands
@@ -72,6 +71,8 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
                 try:
                     become_rank(scenario, rank, port, said.fileno())
                 except SystemExit as ended:
+                    if "pretrain" in scenario["arguments"] and "torch._dynamo" in sys.modules:
+                        print("torch._dynamo was imported", file=sys.stderr, flush=True)
                     os._exit(int(ended.code or 0))
                 except BaseException as error:
                     print(repr(error), file=sys.stderr, flush=True)

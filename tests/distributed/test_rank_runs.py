@@ -75,7 +75,10 @@ def assert_said_once_and_in_one_folder(run: Run, said: str, steps: int) -> None:
 
 
 def test_two_ranks_say_everything_once_and_write_one_folder(npz, tmp_path):
-    """Two forks of one process, as a launcher would have started them; test_launch.py has the launcher itself."""
+    """Two forks of one process, as a launcher would have started them; test_launch.py has the launcher itself.
+
+    They do not import PyTorch's compiler, which they do not use.
+    """
     (ended,) = forked_ranks([{"ranks": 2, "arguments": command(npz, tmp_path / "runs/run", 2)}])
     assert ended["codes"] == [0, 0], ended["said"]
     assert_said_once_and_in_one_folder(Run(tmp_path / "runs/run"), ended["said"], 4)
