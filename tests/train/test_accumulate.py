@@ -54,7 +54,7 @@ def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
 @pytest.mark.parametrize(
     ("backbone", "batch", "changes"),
     [
-        pytest.param("tiny_cnn", 256, {"model__bn_groups": 8, "method__num_local_queries": 1}, id="4 x 64"),
+        pytest.param("tiny_cnn", 64, {"model__bn_groups": 8, "method__num_local_queries": 1}, id="4 x 16"),
         pytest.param(
             "tiny_cnn", 16, {"model__bn_groups": 8, "method__num_queries": 2, "train__key_passes": 4}, id="queries"
         ),

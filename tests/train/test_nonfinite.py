@@ -98,7 +98,7 @@ def test_nothing_of_a_bad_step_is_left(npz, bad, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["jcl", "moco-v2-symmetric", "multi-key-backprop"])
 def test_where_nothing_goes_wrong_nothing_is_different(npz, method, device):
     queries = METHODS[method].recipe.get("method.num_queries", 1)
     steps = [
@@ -134,7 +134,7 @@ def go_wrong_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
 
 
 def test_a_run_leaves_out_what_went_wrong_counts_it_and_can_be_resumed(npz, tmp_path, monkeypatch):
-    settings = tiny_settings(npz, train__on_nan="skip")
+    settings = tiny_settings(npz, train__on_nan="skip", record__knn_every=0)
     go_wrong_at(monkeypatch, 2, 5, 7, 8, 9)
     printed = io.StringIO()
     whole = pretrain(settings, tmp_path / "whole", console=Console(file=printed))
@@ -143,21 +143,21 @@ def test_a_run_leaves_out_what_went_wrong_counts_it_and_can_be_resumed(npz, tmp_
     assert [(line["step"], line["skipped_steps"]) for line in lines] == [(3, 1), (6, 2), (9, 5), (12, 5)]
     assert [line["loss"] is None for line in lines] == [False, False, True, False]  # of no step, no mean
     assert whole.summary["skipped_steps"] == 5 and whole.summary["steps"] == 12
-    for stop in (2, 8):
-        with monkeypatch.context() as patch:
-            stop_after(patch, stop, 15)
-            with pytest.raises(Interrupted):
-                pretrain(settings, tmp_path / str(stop), console=QUIET)
-        assert_same(resume(tmp_path / str(stop), console=QUIET), whole)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 8, 15)
+        with pytest.raises(Interrupted):
+            pretrain(settings, tmp_path / "stopped", console=QUIET)
+    assert_same(resume(tmp_path / "stopped", console=QUIET), whole)
 
 
 @pytest.mark.parametrize("choices", [("stop", "skip"), ("skip", "stop")])
 def test_the_choice_may_be_changed_before_a_run_is_resumed(npz, tmp_path, monkeypatch, choices):
-    whole = pretrain(tiny_settings(npz), tmp_path / "whole", console=QUIET)
+    short = {"train__epochs": 1, "record__knn_every": 0}
+    whole = pretrain(tiny_settings(npz, **short), tmp_path / "whole", console=QUIET)
     with monkeypatch.context() as patch:
         stop_after(patch, 2, 15)
         with pytest.raises(Interrupted):
-            pretrain(tiny_settings(npz, train__on_nan=choices[0]), tmp_path / "run", console=QUIET)
+            pretrain(tiny_settings(npz, train__on_nan=choices[0], **short), tmp_path / "run", console=QUIET)
     file = tmp_path / "run/settings.yaml"
     file.write_text(file.read_text().replace(f"on_nan: {choices[0]}", f"on_nan: {choices[1]}"))
     resumed = resume(tmp_path / "run", console=QUIET)

@@ -91,7 +91,7 @@ def test_windows_cover_every_step_once(tmp_path):
 
 @pytest.mark.parametrize(
     ("epochs", "steps"),
-    [(3, range(1, 13)), (15, range(1, 61)), (500, [1, 2, 4, 8, 16, *range(20, 2001, 20)])],
+    [(3, range(1, 13)), (15, range(1, 61)), (250, [1, 2, 4, 8, 16, *range(20, 1001, 20)])],
 )
 def test_curves_of_short_runs_have_many_points_and_long_runs_begin_at_once(tmp_path, monkeypatch, epochs, steps):
     monkeypatch.setattr(Regression, "epochs", epochs)
