@@ -14,22 +14,20 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlparse
-from urllib.request import url2pathname
 
 from braceexpand import braceexpand
 from filelock import FileLock
 
 from jcl.console import pluralize
 from jcl.data.shards.index import read_description
-from jcl.errors import DataError
+from jcl.errors import DataError, import_extra
 from jcl.paths import expand_user
 
 SHARD_LIMIT: Final = 250_000  # a pattern of more shards than this is taken for a mistake
 
 # Schemes of fsspec that only transfer files: some others open archives or templates, or run commands.
 _SCHEMES: Final = ("http", "https", "ftp", "sftp", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf")
-_URL: Final = re.compile(r"pipe:|file:|[A-Za-z][A-Za-z0-9+.-]*://")
+_URL: Final = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_shard_location(location: str) -> bool:
@@ -44,14 +42,12 @@ def is_shard_location(location: str) -> bool:
 
 def find_shards(location: str, folder: Path, download: bool, progress: Callable[[str], None]) -> list[Path]:
     """The local files of a tar file, a pattern, or URLs of such; those are downloaded into `folder` first."""
-    if _URL.match(location) and not location.startswith("file:"):
+    if _URL.match(location):
         return _fetch_shards(expand_braces(location), folder, download, progress)
     if expand_user(location).is_file():  # even if its name looks like a pattern
         return [expand_user(location)]
-    patterns = expand_braces(location)
-    if location.startswith("file:"):
-        patterns = [url2pathname(urlparse(pattern).path) for pattern in patterns]
-    return list(dict.fromkeys(Path(name) for pattern in patterns for name in _matching(str(expand_user(pattern)))))
+    patterns = [str(expand_user(pattern)) for pattern in expand_braces(location)]
+    return list(dict.fromkeys(Path(name) for pattern in patterns for name in _matching(pattern)))
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -71,8 +67,7 @@ def _matching(pattern: str) -> list[str]:
     names = [pattern] if Path(pattern).is_file() else glob.glob(pattern)  # noqa: PTH207 - takes whole paths
     found = sorted(name for name in names if Path(name).is_file())
     if not found:
-        is_folder = f"; it is a folder, so for the images in it give {pattern}" if Path(pattern).is_dir() else ""
-        raise DataError(f"No shard matches {pattern}{is_folder}.")
+        raise DataError(f"No shard matches {pattern}.")
     return found
 
 
@@ -82,15 +77,13 @@ def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: C
         scheme = url.partition(":")[0].lower()
         if scheme not in _SCHEMES or "::" in url:
             raise DataError(f"Unsupported URL {without_secrets(url)}; use one of {', '.join(_SCHEMES)}.")
-        if "?" not in url and not re.search(r"\.(tar|tgz)", url.rpartition("/")[2].lower()):
-            place = "datasets/OWNER/NAME" if scheme == "hf" else "HOST"
-            remedy = f"Give shards, such as {scheme}://{place}/train-{{0000..0127}}.tar, or a local folder of images"
-            raise DataError(f"{without_secrets(url)} is not a .tar file. {remedy}.")
+        if "?" not in url and ".tar" not in url.rpartition("/")[2].lower():
+            raise DataError(f"{without_secrets(url)} is not a .tar file; give shards, or a local folder of images.")
     files = {url: _local_copy(url, folder) for url in urls}
     shards = pluralize(len(files), "shard")
-    missing = [without_secrets(url) for url, file in files.items() if not file.is_file()]
+    missing = [file for file in files.values() if not file.is_file()]
     if missing and not download:
-        raise DataError(f"Downloads are disabled, but {missing[0]} is not in {folder} ({len(missing)} of {shards}).")
+        raise DataError(f"Downloads are disabled, but {len(missing)} of {shards} are not in {folder}.")
     if missing:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -98,14 +91,11 @@ def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: C
         except OSError as error:
             raise DataError(f"The folder {folder} for downloaded shards is not writable: {error.strerror}.") from error
         with lock:
-            total = 0
             for number, (url, file) in enumerate(files.items(), start=1):
                 if not file.is_file():
                     _fetch(url, file)
-                total += file.stat().st_size
-                sizes = (total, total * len(files) / number, shutil.disk_usage(folder).free)
-                done, whole, free = (f"{size / 1e9:.2f}" for size in sizes)
-                progress(f"Downloaded {number} of {shards} to {folder} ({done} of about {whole} GB, {free} GB free).")
+                free = shutil.disk_usage(folder).free / 1e9
+                progress(f"Downloaded {number} of {shards} to {folder} ({free:.0f} GB free).")
     return list(files.values())
 
 
@@ -123,16 +113,14 @@ def _local_copy(url: str, folder: Path) -> Path:
 
 def _fetch(url: str, file: Path) -> None:
     partial, name = file.with_name(f"{file.name}.partial"), without_secrets(url)
+    fsspec = import_extra("fsspec", "shards", f"Downloading {name}")
     options: dict[str, Any] = {}
+    if url.lower().startswith("http"):
+        aiohttp = import_extra("aiohttp", "shards", f"Downloading {name}")
+        # By default a download that takes more than five minutes fails.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=60, sock_read=300)
+        options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
     try:
-        import fsspec
-
-        if url.lower().startswith("http"):
-            import aiohttp
-
-            # By default a download that takes more than five minutes fails.
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=60, sock_read=300)
-            options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
         file.parent.mkdir(parents=True, exist_ok=True)
         files, path = fsspec.core.url_to_fs(url, **options)
         files.get_file(path, str(partial))
@@ -141,11 +129,7 @@ def _fetch(url: str, file: Path) -> None:
         with partial.open("rb") as copy:
             os.fsync(copy.fileno())
         partial.replace(file)
-    except ImportError as error:
-        named = None if url.lower().startswith("http") else re.search(r'(?i)(?:install |requires ")(\w+)', str(error))
-        library = named[1] if named else "'joint-contrastive-learning[shards]'"
-        raise DataError(f"Downloading {name} needs an optional library: pip install {library}.") from error
-    except Exception as error:  # each file system of fsspec has its own errors
+    except Exception as error:  # each file system of fsspec has its own, which name a missing library
         raise DataError(f"The shard {name} was not downloaded to {file.parent}: {download_problem(error)}.") from error
     finally:
         partial.unlink(missing_ok=True)
