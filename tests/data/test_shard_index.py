@@ -64,12 +64,6 @@ def test_damaged_cache_is_replaced(file: Path, own_cache: Path):
         assert arrays["names"].tobytes() == b"0.png\x001.png\x00"
 
 
-@pytest.mark.usefixtures("always_cached")
-def test_recently_changed_shards_are_not_cached(tmp_path: Path, own_cache: Path):
-    opened(write_tar(tmp_path / "new.tar", {"0.png": png(0)}))
-    assert not (own_cache / "jcl" / "shards").exists()
-
-
 def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
     member = tarfile.TarInfo(name)
     member.size, member.type = size, kind
@@ -202,8 +196,7 @@ def test_empty_member(tmp_path: Path):
     [
         (b"", "no images"),
         (bytes(1024), "no images"),
-        (b"text " * 1000, "not a tar file"),
-        (b"\x1f\x8b" + bytes(2000), "gzip"),
+        (b"\x1f\x8b" + bytes(2000), "decompress"),
         (b"short", "no images"),
     ],
 )
@@ -314,21 +307,15 @@ def test_other_descriptions(shards: Path, tmp_path: Path):
     assert len(open_data(str(tmp_path / "other")).train) == 2
 
 
-def test_joined_shards_keep_their_labels_or_are_reported(tmp_path: Path):
+def test_joined_shards_are_reported(tmp_path: Path):
     first = write_tar(tmp_path / "a.tar", {"0.png": png(0), "0.cls": b"4", "1.png": png(1), "1.cls": b"4"})
     second = write_tar(tmp_path / "b.tar", {"0.cls": b"7", "0.png": png(2), "1.json": b'{"label": 7}', "1.png": png(3)})
     (tmp_path / "cat.tar").write_bytes(first.read_bytes() + second.read_bytes())
     source = opened(tmp_path / "cat.tar")
-    assert len(source) == 2 and any("second tar file" in warning for warning in source.warnings())
+    assert len(source) == 2 and any("joined tar files" in warning for warning in source.warnings())
     with tarfile.open(first, "a") as joined, tarfile.open(second) as more:  # as `tar -A` does
         for member in more:
             joined.addfile(member, more.extractfile(member))
     source = opened(first)
-    assert source.labels is not None and source.labels.tolist() == [4, 4, 7, 7]
-    assert source.warnings() == []
-    write_tar(tmp_path / "corrected.tar", {"0.cls": b"9"})
-    with tarfile.open(first, "a") as joined, tarfile.open(tmp_path / "corrected.tar") as more:  # as `tar -r` does
-        for member in more:
-            joined.addfile(member, more.extractfile(member))
-    source = opened(first)
-    assert source.labels is not None and source.labels.tolist() == [4, 4, 9, 7]
+    assert source.labels is not None and source.labels.tolist() == [4, 4]
+    assert any("0.cls twice" in warning for warning in source.warnings())

@@ -5,16 +5,13 @@ cached, and valid while every shard has the size and modification time it was in
 no name in a tar file is used as a path.
 """
 
-import bisect
 import contextlib
 import hashlib
 import io
 import json
-import math
 import os
 import re
 import tarfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +29,10 @@ NOT_A_FILE: Final = -1  # the size given to a link, folder or device, or to a sp
 
 DESCRIPTION_FILE: Final = "index.json"
 _CACHE_FROM: Final = 20_000  # images; fewer are indexed as fast as a cache is read
-_CLOCK_RESOLUTION: Final = 2_000_000_000  # nanoseconds, that of the coarsest file systems
 _FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]  # stays in the folder
 _HEADER_LIMIT: Final = 1 << 16  # bytes of a long name or of extended attributes
 _LABEL_FILE_LIMIT: Final = 1 << 20  # bytes
 _LABEL_LIMIT: Final = 200  # characters
-_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 
 
 @dataclass(frozen=True)
@@ -68,8 +63,7 @@ def index_shards(files: Sequence[Path]) -> ShardIndex:
     index = _load(cache)
     if index is None or list(index.shards) != list(shards) or not np.array_equal(index.stamps, stamps):
         index = _build(shards, stamps)
-        # Changes that come soon after another may not show in a shard's time.
-        if len(index.names) >= _CACHE_FROM and time.time_ns() - int(stamps[:, 1].max()) > _CLOCK_RESOLUTION:
+        if len(index.names) >= _CACHE_FROM:
             _save(index, cache)
     return index
 
@@ -131,49 +125,31 @@ class _Member(NamedTuple):
 
 def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
     """The images of one shard with the texts of their labels, and why it could not be read to its end."""
-    images: list[tuple[_Member, int]] = []
-    texts: dict[str, list[tuple[int, str]]] = {}  # by name, in the order of the parts
-    part, seen, damage = 0, set[str](), ""
+    images: dict[str, _Member] = {}
+    labels: dict[str, dict[str, str | None]] = {".cls": {}, ".json": {}}  # by stem
+    damage = ""
     try:
         with _HeaderFile(file) as stream:
             start = os.pread(stream.fileno(), tarfile.BLOCKSIZE, 0)
             for member in _members(stream):
-                if member.name in seen:  # of another shard that was appended, or a new version
-                    part, seen = part + 1, set()
-                seen.add(member.name)
-                if member.extension in IMAGE_EXTENSIONS or member.extension == ARRAY_EXTENSION:
-                    images.append((member, part))
-                elif member.extension in (".cls", ".json"):
-                    text, given = _label(stream, member), texts.setdefault(member.stem, [])
-                    if text and not (given and given[-1][0] == part):
-                        given.append((part, text))
-                    elif text and member.extension == ".cls":  # takes precedence over a .json file
-                        given[-1] = part, text
+                of_kind = labels.get(member.extension, {})
+                if member.name in images or member.stem in of_kind:
+                    raise tarfile.ReadError(f"it has {member.name} twice; write shards that were joined anew")
+                if member.extension in labels:
+                    of_kind[member.stem] = _label(stream, member)
+                elif member.extension in IMAGE_EXTENSIONS or member.extension == ARRAY_EXTENSION:
+                    images[member.name] = member
     except tarfile.TarError as error:
         damage = str(error)
-        if not images and start[:2] in _COMPRESSED:
-            kind = _COMPRESSED[start[:2]]
-            raise DataError(f"The shard {file} is compressed ({kind}); decompress it first.") from None
         if not images and len(start) == tarfile.BLOCKSIZE and start[257:262] != b"ustar":
-            raise DataError(f"The file {file} is not a tar file; shards are plain tar files of images.") from None
+            raise DataError(f"{file} is not a plain tar file of images; if it is compressed, decompress it.") from None
     except OSError as error:
         raise DataError(f"The shard {file} cannot be read: {error.strerror}.") from error
+    texts = {stem: text for of_kind in (labels[".json"], labels[".cls"]) for stem, text in of_kind.items() if text}
     # Beside `7.jpg`, a `7.mask.png` belongs to the same sample and is not an image to train on.
-    samples = {image.key for image, _ in images if image.stem == image.key}
-    parts: dict[str, list[int]] = {}  # with an image of this name
-    for image, part in images:
-        for name in {image.stem, image.key}:
-            parts.setdefault(name, []).append(part)
-
-    def label(name: str, part: int) -> str | None:
-        """The newest label of this part or of later ones, before the next image of the same name."""
-        given, later = texts.get(name, []), bisect.bisect_right(parts[name], part)
-        end = parts[name][later] if later < len(parts[name]) else math.inf
-        newest = bisect.bisect_left(given, (end,)) - 1
-        return given[newest][1] if newest >= 0 and given[newest][0] >= part else None
-
-    kept = [(image, part) for image, part in images if image.stem == image.key or image.key not in samples]
-    return [(image, label(image.stem, part) or label(image.key, part)) for image, part in kept], damage
+    samples = {image.key for image in images.values() if image.stem == image.key}
+    kept = [image for image in images.values() if image.stem == image.key or image.key not in samples]
+    return [(image, texts.get(image.stem) or texts.get(image.key)) for image in kept], damage
 
 
 class _HeaderFile(io.FileIO):
@@ -211,10 +187,8 @@ def _members(stream: _HeaderFile) -> Iterator[_Member]:
     end = os.pread(stream.fileno(), 2 * tarfile.RECORDSIZE, tar.offset)  # longer than the padding
     if len(end) < tarfile.BLOCKSIZE:
         raise tarfile.ReadError("it is truncated: the end-of-archive marker is missing")
-    if any(end[: tarfile.BLOCKSIZE]):
-        raise tarfile.ReadError(f"invalid header at byte {tar.offset:,}")
     if any(end):
-        raise tarfile.ReadError("data follow its end, such as a second tar file; give them as two shards")
+        raise tarfile.ReadError(f"no valid header at byte {tar.offset:,}; give joined tar files as separate shards")
 
 
 def _label(stream: _HeaderFile, member: _Member) -> str | None:
