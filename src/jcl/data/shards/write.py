@@ -2,8 +2,8 @@
 
 import io
 import os
-import shutil
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -48,46 +48,35 @@ def write_shards(
 
     Image files are stored unchanged, arrays as PNG or NPY. The order is shuffled by `seed`, so that every shard has
     images of every class. Unreadable images are left out and reported. The same data gives the same bytes. Everything
-    is written into `OUT.partial`, then renamed to `out`.
+    is written into a temporary folder beside `out`, then renamed.
     """
     sources = {"train": data.train} | ({} if data.test is None else {"val": data.test})
     total = sum(map(len, sources.values()))
-    partial = _new_folder(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} already exists; choose another folder.")  # it may hold the images
     splits, files, done = {}, {}, 0
     try:
-        with ThreadPoolExecutor(cpu_cores()) as pool:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix=f"{out.name}.", dir=out.absolute().parent) as temporary,
+            ThreadPoolExecutor(cpu_cores()) as pool,
+        ):
+            folder = Path(temporary) / out.name
+            folder.mkdir()
             for split, source in sources.items():
                 left_out: dict[str, str] = {}
                 images = _readable_images(source, seed, pool, left_out, lambda read: progress(done + read, total))  # noqa: B023
-                files[split] = _write_split(images, len(source), partial, split, images_per_shard)
+                files[split] = _write_split(images, len(source), folder, split, images_per_shard)
                 if not files[split]:
                     raise DataError(f"None of the images can be read ({source.description}).")
-                size = sum((partial / name).stat().st_size for name in files[split])
+                size = sum((folder / name).stat().st_size for name in files[split])
                 splits[split] = SplitShards(len(files[split]), sum(files[split].values()), size, left_out)
                 done += len(source)
-        ShardSet(name=data.name, class_names=all_class_names(sources.values()), splits=files).write(partial)
-        partial.rename(out)  # fails if something has appeared there
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise DataError(f"The shards cannot be written to {out}: {error.strerror}.") from error
-        raise
-    return splits
-
-
-def _new_folder(out: Path) -> Path:
-    """Create the temporary folder beside `out`."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} already exists; choose another folder.")  # it may hold the images
-    partial = out.absolute().with_name(f"{out.absolute().name}.partial")
-    if partial.exists():
-        raise DataError(f"{partial} exists: another process is writing it, or was interrupted; if so, remove it.")
-    try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()  # fails if another process has just created it
+            ShardSet(name=data.name, class_names=all_class_names(sources.values()), splits=files).write(folder)
+            folder.rename(out)  # fails if something has appeared there
     except OSError as error:
         raise DataError(f"The shards cannot be written to {out}: {error.strerror}.") from error
-    return partial
+    return splits
 
 
 def _readable_images(
