@@ -55,9 +55,9 @@ def test_all_four_arrays(tmp_path: Path):
         ({"x_train": COLOUR[:0]}, "no images in x_train"),
         ({"x_train": COLOUR, "y_train": [1, 2]}, r"5 images and labels of shape \(2,\)"),
         ({"x_train": COLOUR, "y_train": [0.5] * 5}, "y_train in .*float64"),
-        ({"x_train": COLOUR, "x_test": COLOUR[:, 1:]}, "x_train are 6 x 7 pixels, those of x_test 5 x 7; use one size"),
+        ({"x_train": COLOUR, "x_test": COLOUR[:, 1:]}, r"uint8 of \(3, 6, 7\), those of x_test .*uint8 of \(3, 5, 7\)"),
         ({"x_train": COLOUR, "y_train": np.array([{}] * 5)}, "y_train"),
-        ({"x_train": COLOUR, "x_test": COLOUR.astype(np.int64)}, "x_train are uint8, those of x_test float32"),
+        ({"x_train": COLOUR, "x_test": COLOUR.astype(np.int64)}, "x_train are torch.uint8.*x_test torch.float32"),
     ],
 )
 def test_wrong_content_is_named(tmp_path: Path, arrays: dict[str, object], message: str):
@@ -136,7 +136,7 @@ def test_a_shape_that_makes_no_sense_is_a_sentence(tmp_path: Path, shape: str, s
     with pytest.raises(DataError, match=f"x_train.*{said}"):
         open_data(str(tmp_path / "a.npz"))
     (tmp_path / "a.npy").write_bytes(content)
-    with pytest.raises(DataError, match=said.replace("is damaged", "not a readable .npy file")):
+    with pytest.raises(DataError, match=said):
         open_data(str(tmp_path / "a.npy"))
 
 

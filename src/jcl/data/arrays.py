@@ -1,6 +1,8 @@
 """Images in a NumPy `.npy` or `.npz` file (`x_train`, `y_train`, `x_test`, `y_test`)."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,16 +23,8 @@ def open_npz(file: Path, channels: int | None) -> ImageData:
     refused, because unpickling can run code.
     """
     if not file.is_file():
-        problem = "is not a regular file" if file.exists() else "does not exist"
-        raise DataError(f"The file {file} {problem}; give the path of a .npz or .npy file.")
-    try:
-        content = np.load(file, allow_pickle=False)
-    except MemoryError as error:
-        raise DataError(f"The file {file} does not fit into memory ({error}).") from error
-    except Exception as error:  # NumPy raises many kinds for damaged files
-        kind = file.suffix.lower()
-        write = "savez" if kind == ".npz" else "save"
-        raise DataError(f"The file {file} is not a readable {kind} file of numbers; use numpy.{write}.") from error
+        raise DataError(f"The file {file} does not exist; give the path of a .npz or .npy file.")
+    content = _load(str(file), lambda: np.load(file, allow_pickle=False))
     if not isinstance(content, NpzFile):
         pixels = _pixels(content, f"in {file}", channels)
         return ImageData(file.stem, ArrayImages(pixels, None, None, f"{len(pixels):,} images in {file}"))
@@ -40,30 +34,27 @@ def open_npz(file: Path, channels: int | None) -> ImageData:
             raise DataError(f"The file {file} must hold an array named x_train, but has {found}.")
         train = _split(file, content, "train", channels)
         test = _split(file, content, "test", train.pixels.shape[1]) if "x_test" in content.files else None
-    if test is not None and test.pixels.shape[1:] != train.pixels.shape[1:]:
-        sizes = [" x ".join(map(str, split.pixels.shape[2:])) for split in (train, test)]
-        raise DataError(f"In {file} images of x_train are {sizes[0]} pixels, those of x_test {sizes[1]}; use one size.")
-    if test is not None and test.pixels.dtype != train.pixels.dtype:
-        types = [str(split.pixels.dtype).removeprefix("torch.") for split in (train, test)]
-        raise DataError(f"In {file} images of x_train are {types[0]}, those of x_test {types[1]}; store both alike.")
+    if test is not None and (test.pixels.shape[1:], test.pixels.dtype) != (train.pixels.shape[1:], train.pixels.dtype):
+        kinds = [f"{split.pixels.dtype} of {tuple(split.pixels.shape[1:])}" for split in (train, test)]
+        raise DataError(f"In {file} images of x_train are {kinds[0]}, those of x_test {kinds[1]}; store both alike.")
     return ImageData(file.stem, train, test)
 
 
 def _split(file: Path, content: NpzFile, split: str, channels: int | None) -> ArrayImages:
-    x, y = f"x_{split}", f"y_{split}"
-    pixels = _pixels(_array(file, content, x), f"{x} in {file}", channels)
-    labels = _labels(_array(file, content, y), f"{y} in {file}") if y in content.files else None
-    return ArrayImages(pixels, labels, None, f"{x} in {file}")
+    x, y = (f"{name}_{split} in {file}" for name in "xy")
+    pixels = _pixels(_load(x, lambda: content[f"x_{split}"]), x, channels)
+    labels = _labels(_load(y, lambda: content[f"y_{split}"]), y) if f"y_{split}" in content.files else None
+    return ArrayImages(pixels, labels, None, x)
 
 
-def _array(file: Path, content: NpzFile, name: str) -> NDArray[np.generic]:
+def _load(name: str, read: Callable[[], Any]) -> Any:
+    """A file or an array in it."""
     try:
-        array: NDArray[np.generic] = content[name]
+        return read()
     except MemoryError as error:
-        raise DataError(f"The array {name} in {file} does not fit into memory ({error}).") from error
-    except Exception as error:
-        raise DataError(f"The array {name} in {file} is damaged or not an array of numbers.") from error
-    return array
+        raise DataError(f"{name} does not fit into memory ({error}).") from error
+    except Exception as error:  # NumPy raises many kinds for damaged files
+        raise DataError(f"{name} is damaged or has no plain numbers; write it with numpy.save or savez.") from error
 
 
 def _pixels(array: NDArray[np.generic], place: str, channels: int | None) -> Tensor:
