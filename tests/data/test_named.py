@@ -43,11 +43,6 @@ def test_unknown_name_suggests_the_nearest(typed: str, nearest: str):
         open_data(typed)
 
 
-def test_unknown_name_without_a_near_one_lists_them():
-    with pytest.raises(DataError, match="demo, cifar10, cifar100 and stl10"):
-        open_data("/no/such/place")
-
-
 def test_a_broken_link_is_named_as_such(tmp_path: Path):
     (tmp_path / "photos").symlink_to(tmp_path / "gone")
     with pytest.raises(DataError, match="photos: it is a broken link"):

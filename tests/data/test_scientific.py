@@ -328,8 +328,8 @@ def test_palettes_have_color(tmp_path: Path):
 
 def test_pickled_objects_are_never_loaded(tmp_path: Path):
     np.save(tmp_path / "a.npy", np.array([[CreatesFile(tmp_path / "ran")]], dtype=object), allow_pickle=True)
-    assert "Python objects" in str(check_data(open_data(str(tmp_path))).splits["train"].unreadable["a.npy"])
-    with pytest.raises(DataError, match=r"readable \.npy file"):
+    assert "a.npy" in check_data(open_data(str(tmp_path))).splits["train"].unreadable
+    with pytest.raises(DataError, match=r"a\.npy"):
         open_data(str(tmp_path / "a.npy"))
     assert not (tmp_path / "ran").exists()
 

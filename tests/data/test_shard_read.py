@@ -35,7 +35,7 @@ def test_patterns(shards: Path):
     assert len(opened(f"{shards}/train-{{0000,0002}}.tar")) == 15
     assert len(opened(f"{shards}/train-{{0000,0000}}.tar")) == 8
     assert len(opened(f"{shards}/train-*.tar")) == 23
-    assert len(opened(f"file://{shards}/train-{{0000..0001}}.tar")) == 16
+    assert len(opened(f"{shards}/train-{{0000..0001}}.tar")) == 16
     both = open_data(f"{shards}/*.tar")
     assert len(both.train) == 23 and both.test is not None and len(both.test) == 5
     assert opened(f"{shards}/train-*.tar").class_names == ("ant", "bee", "cat", "dog")
@@ -196,7 +196,7 @@ def test_shard_cut_while_it_is_open(tmp_path: Path):
     source = opened(file)
     source.read(0)
     os.truncate(file, 1024)
-    with pytest.raises(UnreadableImage, match="shorter"):
+    with pytest.raises(UnreadableImage, match="truncated"):
         source.read(1)
 
 

@@ -15,8 +15,10 @@ from jcl.cores import cpu_cores
 from jcl.data.decode import MAX_ASPECT, describe_failure
 from jcl.data.encoded import EncodedImages, ImageFile, open_file
 from jcl.data.folder import FolderImages
+from jcl.data.listing import Listing
 from jcl.data.shards.read import ShardImages
 from jcl.data.source import RGB, UNLABELED, ImageData, ImageSource, UnreadableImage, evenly_spaced, pixel_format
+from jcl.paths import printable
 
 SMALL_SIDE: Final = 32  # images with a side below this are reported as very small
 
@@ -56,7 +58,8 @@ class SplitReport:
         self.warnings = source.warnings() if isinstance(source, EncodedImages) else []
         unusual = Counter(name for image in readable for name in image.unusual)
         self.warnings += _describe_unusual(unusual, source, len(readable))
-        unlisted, damage = getattr(source, "unlisted", {}), getattr(source, "damage", {})  # of folders, of shards
+        listing = source.listing if isinstance(source, FolderImages) else Listing([])
+        damage = source.damage if isinstance(source, ShardImages) else {}
         self.figures: dict[str, object] = {
             "images": self.images,
             "readable": len(readable),
@@ -67,10 +70,10 @@ class SplitReport:
             "small": len(self.small),
             "duplicates": sum(len(group) - 1 for group in self.duplicates),
             **{kind: unusual[kind] for kind in _UNUSUAL},
-            "unsupported": sum(getattr(source, "unsupported", {}).values()),
+            "unsupported": len(listing.unsupported),
             "outside_class_folders": len(source.stray_images()) if isinstance(source, FolderImages) else 0,
-            "unlisted_folders": len(unlisted),
-            "unlisted_folder_names": sorted(unlisted),
+            "unlisted_folders": len(listing.unlisted),
+            "unlisted_folder_names": sorted(map(printable, listing.unlisted)),
             "damaged_shards": len(damage),
             "damaged_shard_names": sorted(damage),
             "folders_in_shards": len(source.folders_inside()) if isinstance(source, ShardImages) else 0,
@@ -129,10 +132,10 @@ def _check_image(source: ImageSource, index: int) -> _CheckedImage:
             return _CheckedImage(name, _digest(pixels.numpy().tobytes()), pixels.shape[2], pixels.shape[1], kind)
         content = source.checked_content_of(index)
         image = open_file(content)
-    except UnreadableImage as error:
-        return _CheckedImage(name, reason=error.reason)
-    except Exception as error:  # a TIFF of which Pillow can decode the first page
-        return _CheckedImage(name, reason=describe_failure(error, content))
+    except Exception as error:  # also of a TIFF of which Pillow can decode the first page
+        return _CheckedImage(
+            name, reason=error.reason if isinstance(error, UnreadableImage) else describe_failure(error)
+        )
     return _CheckedImage(name, _digest(content), image.width, image.height, image.kind, _unusual(image))
 
 

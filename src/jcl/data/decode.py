@@ -223,9 +223,8 @@ def too_large(size: str, limit: int = PIXEL_LIMIT) -> str:
     return f"it has {size}, more than the limit of {limit:,}; scale it down or cut it into tiles first"
 
 
-def describe_failure(error: Exception, file: Path | bytes) -> str:
-    if isinstance(error, Image.DecompressionBombError):
-        return too_large("far too many pixels")
+def describe_failure(error: Exception, file: Path | bytes = b"") -> str:
+    """Why an image cannot be read."""
     if isinstance(error, UnidentifiedImageError):
         if isinstance(file, bytes) and file.startswith((b"II", b"MM")) and not find_spec("tifffile"):
             return "this TIFF needs tifffile, run: pip install 'joint-contrastive-learning[scientific]'"
@@ -233,9 +232,5 @@ def describe_failure(error: Exception, file: Path | bytes) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    if "allow_pickle" in text:  # by NumPy's texts
-        return "it holds Python objects, not numbers"
     missing_library = "requires the" in text or "missing dependencies" in text
-    if missing_library or isinstance(error, Refused | SettingsError):
-        return text
-    return "it is truncated" if "truncated" in text.lower() else f"it is damaged ({text})"  # by Pillow's texts
+    return text if missing_library or isinstance(error, Refused | SettingsError) else f"it is damaged ({text})"

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from jcl.console import join_words, list_some, pluralize, shell_quote
+from jcl.data.decode import describe_failure
 from jcl.data.encoded import EncodedImages, ImageFile, open_file
 from jcl.data.listing import OPTIONAL_EXTENSIONS, Listing, NameTable, has_images, list_images, sub_folders
 from jcl.data.source import ImageData, UnreadableImage
@@ -27,8 +28,7 @@ class FolderImages(EncodedImages):
     """Image files below one folder, read when needed.
 
     If every image is in a sub-folder and there are several of these, the sub-folders are classes, as in torchvision's
-    `ImageFolder`. `class_names` fixes the label of each class, so that two splits agree. `unsupported` counts the
-    skipped images of formats that cannot be decoded, by extension; `unlisted` maps skipped folders to the reason.
+    `ImageFolder`. `class_names` fixes the label of each class, so that two splits agree.
     """
 
     def __init__(
@@ -38,10 +38,7 @@ class FolderImages(EncodedImages):
         self.class_names = class_names
         numbers = {name: number for number, name in enumerate(class_names or ())}
         self.labels = torch.tensor([numbers[_class_of(name)] for name in listing.files]) if numbers else None
-        self.unsupported = _count_extensions(listing)
-        self.unlisted = {printable(folder): reason for folder, reason in listing.unlisted.items()}
-        self._files = NameTable.of(listing.files)
-        self._skipped = _describe_skipped(listing)
+        self.listing = replace(listing, files=NameTable.of(listing.files))
 
     @property
     def description(self) -> str:
@@ -49,33 +46,31 @@ class FolderImages(EncodedImages):
         return f"{pluralize(len(self), 'image file')}{classes} below {self.root}"
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.listing.files)
 
     def name_of(self, index: int) -> str:
         """The relative path, with undecodable bytes replaced."""
-        return printable(self._files[index])
+        return printable(self.listing.files[index])
 
     def content_of(self, index: int) -> bytes:
         """The bytes of the image file; raises `UnreadableImage`."""
         try:
-            return (self.root / self._files[index]).read_bytes()
+            return (self.root / self.listing.files[index]).read_bytes()
         except OSError as error:
-            raise UnreadableImage(self.name_of(index), (error.strerror or "it cannot be read").lower()) from error
+            raise UnreadableImage(self.name_of(index), describe_failure(error)) from error
 
     def header_of(self, index: int) -> ImageFile:  # without reading the whole file
-        return open_file(self.root / self._files[index])
+        return open_file(self.root / self.listing.files[index])
 
     def stray_images(self) -> list[str]:
         """The images next to several sub-folders, which keep these from being classes."""
-        if self.class_names is not None:
-            return []
-        classes = [_class_of(name) for name in self._files]
+        classes = [_class_of(name) for name in self.listing.files]
         several = len(set(classes) - {""}) > 1
         return [self.name_of(index) for index, name in enumerate(classes) if several and not name]
 
     def warnings(self) -> list[str]:
         """What a user should know about skipped files and missing labels."""
-        found = [f"{note} below {self.root}." for note in self._skipped]
+        found = [f"{note} below {self.root}." for note in _describe_skipped(self.listing)]
         if stray := self.stray_images():
             more = f" and {pluralize(len(stray) - 1, 'other image')}" if len(stray) > 1 else ""
             found.append(f"No labels, because images are outside of class folders below {self.root}: {stray[0]}{more}.")
@@ -141,21 +136,18 @@ def _has_images_below(folder: Path) -> bool:
 
 def _list_classes(root: Path, classes: Sequence[str] | None, strict: bool) -> Listing:
     """List the images, of these classes if they are given; then other folders need not be listable."""
-    listing = list_images(root)
+    listing = whole = list_images(root)
     wanted = set(classes or ())
     if classes is not None:
-        unlisted = {name: why for name, why in listing.unlisted.items() if name.partition("/")[0] in {"", *wanted}}
-        listing = replace(listing, unlisted=unlisted)
+        files, unsupported = (
+            [name for name in names if _class_of(name) in wanted] for names in (whole.files, whole.unsupported)
+        )
+        unlisted = {name: why for name, why in whole.unlisted.items() if name.partition("/")[0] in {"", *wanted}}
+        listing = Listing(files, unsupported, unlisted)
     for folder, reason in listing.unlisted.items() if strict else ():
         name = printable(str(root / folder))
         raise DataError(f"The folder {name} cannot be listed: {reason}. Fix its permissions or omit --strict.")
-    if classes is None or not len(listing.files):
-        return listing
-    files, unsupported = (
-        [name for name in names if _class_of(name) in wanted] for names in (listing.files, listing.unsupported)
-    )
-    listing = replace(listing, files=files, unsupported=unsupported)
-    if missing := sorted(wanted - {_class_of(name) for name in files}):
+    if whole.files and (missing := sorted(wanted - {_class_of(name) for name in listing.files})):
         problem = f"The folder {root} has no sub-folder with images of the class {list_some(missing, 3)}"
         raise DataError(f"{'. '.join([problem, *_describe_skipped(listing)])}.")
     return listing
@@ -167,8 +159,6 @@ def _explain_empty(root: Path, listing: Listing) -> str:
         return f"The folder {root} cannot be listed: {listing.unlisted['']}"
     if any(root.glob("*.tar")):
         return f"The folder {root} holds .tar files; to use them as shards, give {shell_quote(root / '*.tar')}"
-    if (root / "settings.yaml").is_file():
-        return f"{root} is a run, not a folder of images; to continue the run, use `jcl resume {shell_quote(root)}`"
     problem = f"The folder {root} holds no image files (.jpg, .png, .webp, .tif, ...)"
     return ". ".join([problem, *_describe_skipped(listing)])
 
@@ -176,9 +166,10 @@ def _explain_empty(root: Path, listing: Listing) -> str:
 def _describe_skipped(listing: Listing) -> list[str]:
     """A note about files of unsupported formats and one about folders that cannot be listed, without full stops."""
     notes = []
-    if counts := _count_extensions(listing):
-        kinds = ", ".join(f"{extension} {count:,}" for extension, count in counts.items())
-        files = pluralize(sum(counts.values()), "file")
+    counts = Counter(Path(name).suffix.lower() for name in listing.unsupported)
+    if counts:
+        kinds = ", ".join(f"{extension} {count:,}" for extension, count in sorted(counts.items()))
+        files = pluralize(len(listing.unsupported), "file")
         remedy = "convert to JPEG or PNG"
         if missing := {extra for extension, extra in OPTIONAL_EXTENSIONS.items() if extension in counts}:
             remedy = f"run: pip install 'joint-contrastive-learning[{','.join(sorted(missing))}]'"
@@ -187,10 +178,6 @@ def _describe_skipped(listing: Listing) -> list[str]:
         reasons = list_some((f"{printable(folder)}: {reason}" for folder, reason in unlisted.items()), 1)
         notes.append(f"Skipping {pluralize(len(unlisted), 'folder')} that cannot be listed ({reasons})")
     return notes
-
-
-def _count_extensions(listing: Listing) -> dict[str, int]:
-    return dict(sorted(Counter(Path(name).suffix.lower() for name in listing.unsupported).items()))
 
 
 def _class_of(name: str) -> str:

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from jcl.data.decode import describe_failure
 from jcl.data.encoded import EncodedImages
-from jcl.data.source import UNLABELED, ImageData, UnreadableImage
+from jcl.data.source import UNLABELED, ImageData, Refused, UnreadableImage
 from jcl.errors import DataError, first_line, import_extra
 from jcl.paths import expand_user, hub_name
 
@@ -46,10 +47,11 @@ class HubImages(EncodedImages):
         """The bytes of the image file, in the table or beside it; raises `UnreadableImage`."""
         value = self._rows[index][self._column] or {}
         try:
-            content: bytes = value["bytes"] if value.get("bytes") else Path(value["path"]).read_bytes()
-        except (OSError, KeyError, TypeError) as error:
-            reason = (getattr(error, "strerror", None) or "the image is missing").lower()
-            raise UnreadableImage(self.name_of(index), reason) from error
+            if not value.get("bytes") and not value.get("path"):
+                raise Refused("the image is missing")
+            content: bytes = value.get("bytes") or Path(value["path"]).read_bytes()
+        except (OSError, Refused) as error:
+            raise UnreadableImage(self.name_of(index), describe_failure(error)) from error
         return content
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from jcl.data.arrays import open_npz
-from jcl.data.folder import FolderImages, open_folder
-from jcl.data.hub import HubImages, open_hub
+from jcl.data.encoded import EncodedImages
+from jcl.data.folder import open_folder
+from jcl.data.hub import open_hub
 from jcl.data.shards.fetch import download_problem, is_shard_location
-from jcl.data.shards.read import ShardImages, open_shards
+from jcl.data.shards.read import open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.data.synthetic import CLASSES, drawn_objects
 from jcl.errors import DataError
@@ -22,7 +23,6 @@ from jcl.paths import cache_folder, expand_user, hub_name, read_file, suggest_pa
 DEMO_SET: Final = "demo"
 DOWNLOADED_SETS: Final = ("cifar10", "cifar100", "stl10")
 KNOWN_SETS: Final = (DEMO_SET, *DOWNLOADED_SETS)
-_ENCODED: Final = (FolderImages, ShardImages, HubImages)
 
 
 def open_data(
@@ -64,11 +64,13 @@ def open_data(
     elif path.is_file():
         raise DataError(f"The file {location} is not a data set; give a folder of images, a .npz file or .tar shards.")
     else:
-        raise DataError(f"There is no folder, .npz file or data set named {location}{_suggestion(location)}")
-    if isinstance(data.train, _ENCODED):
-        data.train.channels = channels
-        if isinstance(data.test, _ENCODED):
-            data.test.stored = data.train.pixel_format()
+        close = difflib.get_close_matches(location.lower().replace("-", ""), KNOWN_SETS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else suggest_path(location)
+        raise DataError(f"There is no folder, .npz file or data set named {location}{hint}")
+    train, *test = [split for split in data.splits.values() if isinstance(split, EncodedImages)]
+    train.channels = channels
+    for split in test:
+        split.stored = train.pixel_format()
     for warning in data_warnings(data):
         progress(warning)
     return data
@@ -76,20 +78,18 @@ def open_data(
 
 def data_warnings(data: ImageData) -> list[str]:
     """What a user should know about skipped and unused files, damaged shards and missing labels or test images."""
-    splits = [split for split in data.splits.values() if isinstance(split, _ENCODED)]
-    notes = [note for note in (data.why_untested, data.unused) if note]
-    return notes + [warning for split in splits for warning in split.warnings()]
+    splits = [split for split in data.splits.values() if isinstance(split, EncodedImages)]
+    return [*filter(None, (data.why_untested, data.unused)), *(note for split in splits for note in split.warnings())]
 
 
 def absolute_location(location: str) -> str:
     """The absolute path of a folder, file or shard pattern; data set names, URLs and missing paths are unchanged."""
-    path = expand_user(location)
-    if hub_name(location):
-        name, colon, parts = hub_name(location).partition(":")
-        path = expand_user(name)
-        return f"hf:{path.resolve()}{colon}{parts}" if path.is_dir() else location
     if not location or location in KNOWN_SETS:
         return location
+    name, colon, parts = hub_name(location).partition(":")
+    path = expand_user(name or location)
+    if name:
+        return f"hf:{path.resolve()}{colon}{parts}" if path.is_dir() else location
     relative_pattern = is_shard_location(location) and ":" not in location and not location.startswith("{")
     return str(path.resolve()) if path.exists() or relative_pattern else location
 
@@ -103,14 +103,6 @@ def open_demo(train_count: int = 2500, test_count: int = 1000, seed: int = 0) ->
         ArrayImages(pixels[:train_count], labels[:train_count], tuple(CLASSES), f"{train_count:,} {what}"),
         ArrayImages(pixels[train_count:], labels[train_count:], tuple(CLASSES), f"{test_count:,} {what}"),
     )
-
-
-def _suggestion(location: str) -> str:
-    close = difflib.get_close_matches(location.lower().replace("-", ""), KNOWN_SETS, n=1)
-    if close:
-        return f"; did you mean {close[0]}?"
-    path = suggest_path(location)
-    return path if path != "." else f"; known data sets are {', '.join(KNOWN_SETS[:-1])} and {KNOWN_SETS[-1]}."
 
 
 def default_root() -> Path:
@@ -134,17 +126,12 @@ def open_downloaded(name: str, root: Path | None, download: bool) -> ImageData:
     except (OSError, RuntimeError) as error:  # URLError is an OSError; torchvision raises RuntimeError for bad files
         what = "could not be downloaded to" if download else "is not in"
         raise DataError(f"The data set {name} {what} {root} ({download_problem(error)}); copy it there.") from error
-    train, test = (_arrays(name, each) for each in sets)
-    return ImageData(name, train, test)
-
-
-def _arrays(name: str, dataset: Any) -> ArrayImages:
-    """torchvision stores CIFAR as (n, h, w, 3) with `targets`, STL-10 as (n, 3, h, w) with `labels`."""
-    data, labels = (
-        (dataset.data, dataset.labels) if name == "stl10" else (dataset.data.transpose(0, 3, 1, 2), dataset.targets)
-    )
-    pixels, labels = torch.from_numpy(np.ascontiguousarray(data)), torch.tensor(labels, dtype=torch.int64)
-    return ArrayImages(pixels, labels, tuple(dataset.classes), f"{name}, {len(pixels):,} images")
+    splits = []
+    for each in sets:  # CIFAR is (n, h, w, 3) with `targets`, STL-10 (n, 3, h, w) with `labels`
+        data, labels = (each.data, each.labels) if name == "stl10" else (each.data.transpose(0, 3, 1, 2), each.targets)
+        pixels, labels = torch.from_numpy(np.ascontiguousarray(data)), torch.tensor(labels, dtype=torch.int64)
+        splits.append(ArrayImages(pixels, labels, tuple(each.classes), f"{name}, {len(pixels):,} images"))
+    return ImageData(name, splits[0], splits[1])
 
 
 def class_list(subset: str) -> tuple[str, ...]:

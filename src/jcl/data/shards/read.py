@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from jcl.console import list_some, pluralize
+from jcl.data.decode import describe_failure
 from jcl.data.encoded import EncodedImages
 from jcl.data.shards.fetch import find_shards
 from jcl.data.shards.index import DESCRIPTION_FILE, NOT_A_FILE, ShardIndex, ShardSet, index_shards, read_description
-from jcl.data.source import UNLABELED, ImageData, UnreadableImage
+from jcl.data.source import UNLABELED, ImageData, Refused, UnreadableImage
 from jcl.errors import DataError
 from jcl.paths import expand_user, printable
 
@@ -64,18 +65,16 @@ class ShardImages(EncodedImages):
         shard_size, modified = self._index.stamps[shard].tolist()
         try:
             if size == NOT_A_FILE:
-                raise OSError("it is a link or not a regular file")
+                raise Refused("it is a link or not a regular file")
             if size > _BYTES_LIMIT:
-                raise OSError(f"its {size:,} bytes exceed the limit of {_BYTES_LIMIT:,}")
-            if offset + size > shard_size:
-                raise OSError("the shard is truncated")
+                raise Refused(f"its {size:,} bytes exceed the limit of {_BYTES_LIMIT:,}")
             opened = _open_shard(self._index.shards[shard], shard_size, modified)
-            if len(content := os.pread(opened.fileno(), size, offset)) == size:
-                return content
-            raise OSError("the shard has become shorter since it was indexed")
-        except OSError as error:
-            reason = error.strerror.lower() if error.strerror else str(error)
-            raise UnreadableImage(self.name_of(index), reason) from error
+            content = os.pread(opened.fileno(), size, offset)
+            if len(content) < size:
+                raise Refused("the shard is truncated")
+            return content
+        except (OSError, Refused) as error:
+            raise UnreadableImage(self.name_of(index), describe_failure(error)) from error
 
     def folders_inside(self) -> tuple[str, ...]:
         """The folders in shards without labels, if several; in WebDataset they are parts of names, not classes."""
@@ -102,7 +101,7 @@ def _open_shard(file: str, size: int, modified: int) -> io.FileIO:
     opened = io.FileIO(file)
     status = os.fstat(opened.fileno())
     if (status.st_size, status.st_mtime_ns) != (size, modified):
-        raise OSError(f"the shard {Path(file).name} has changed since it was indexed; start again")
+        raise Refused("the shard has changed since it was indexed; start again")
     return opened
 
 
