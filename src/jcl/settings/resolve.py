@@ -188,26 +188,17 @@ def _canvas(values: Values, facts: DataFacts) -> tuple[int, str]:
 def _workers(values: Values, facts: DataFacts) -> tuple[int, str]:
     if facts.decoded:
         return 0, "the images are already in memory"
-    cores, limit = cpu_cores(), f"{MAX_WORKERS} at most"
-    if facts.ranks_on_machine > 1:
-        return default_workers(facts.ranks_on_machine), f"this rank's share of the {cores} cores, {limit}"
-    return default_workers(), f"one per CPU core, {limit} ({pluralize(cores, 'core')} here)"
+    share = f"this rank's share of {cpu_cores()}" if facts.ranks_on_machine > 1 else f"{cpu_cores()} here"
+    return default_workers(facts.ranks_on_machine), f"one per CPU core ({share}), {MAX_WORKERS} at most"
 
 
 @_rule("train.batch_size")
 def _batch_size(values: Values, facts: DataFacts) -> tuple[int, str]:
-    largest = 256
     if facts.images < 16:
-        few = "1 image is" if facts.images == 1 else f"{facts.images} images are"
-        raise SettingsError(
-            f"{few} too few to choose a batch size; give --batch-size, or better more images (a few hundred at least)."
-        )
-    batch = min(largest, max(8, power_of_two_below(facts.images // 8)))
-    if batch == largest:
-        return batch, "MoCo's"
-    if batch > facts.images // 8:
-        return batch, f"minimum batch size, for batch norm; there are only {facts.images:,} images"
-    return batch, f"at most an eighth of the {facts.images:,} images, so that an epoch has several steps"
+        few = pluralize(facts.images, "image is", "images are")
+        raise SettingsError(f"{few} too few to choose a batch size; give --batch-size, or better more images.")
+    batch = min(256, max(8, power_of_two_below(facts.images // 8)))
+    return batch, f"an eighth of the {facts.images:,} images or less, from 8 to MoCo's 256"
 
 
 @_rule("model.bn_groups")
@@ -220,8 +211,6 @@ def _bn_groups(values: Values, facts: DataFacts) -> tuple[int, str]:
         groups *= 2
     if groups == 1:
         return 1, "groups need 32 images each or more; a --batch-size of 64 or more gives several"
-    if batch // groups < 32:
-        return groups, f"one for each of the {accumulate} micro-batches"
     return groups, f"ShuffleBN as on {groups} GPUs, {batch // groups} images each"
 
 
@@ -264,10 +253,10 @@ def _warmup_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
     epochs = values["train.epochs"]
     if _adamw(values):
         return round(epochs * 40 / 300, 2), "40 of 300 epochs, as MoCo v3"
-    share, words = (4, "a quarter") if facts.init else (10, "a tenth")
-    if epochs / share >= _WARMUP_EPOCHS:
+    warmup = epochs / (4 if facts.init else 10)
+    if warmup >= _WARMUP_EPOCHS:
         return _WARMUP_EPOCHS, ""
-    return epochs / share, f"{words} of {pluralize(epochs, 'epoch')}; long runs have {_WARMUP_EPOCHS:g}"
+    return warmup, f"{warmup / epochs:.0%} of {pluralize(epochs, 'epoch')}; long runs have {_WARMUP_EPOCHS:g}"
 
 
 @_rule("train.weight_decay")
@@ -283,13 +272,9 @@ def _weight_decay(values: Values, facts: DataFacts) -> tuple[float, str]:
 def _queue_size(values: Values, facts: DataFacts) -> tuple[int, str]:
     if facts.images >= _SMALL_DATASET:
         queue = min(65536, power_of_two_below(facts.images // 8))
-        return queue, "the paper's" if queue == 65536 else f"at most an eighth of the {facts.images:,} images"
+        return queue, f"an eighth of the {facts.images:,} images or less, at most the paper's 65,536"
     queue = min(4096, max(256, power_of_two_below(facts.images * 3 // 4)))
-    if queue == 4096:
-        return queue, _AS_CIFAR if _small(values) else _MEASURED_ON_PHOTOGRAPHS
-    if queue > facts.images * 3 // 4:
-        return queue, f"minimum queue size; there are only {facts.images:,} images"
-    return queue, f"at most three quarters of the {facts.images:,} images"
+    return queue, f"three quarters of the {facts.images:,} images or less, from 256 to 4,096"
 
 
 @_rule("method.key_momentum")
@@ -330,9 +315,8 @@ def _covariance_scale(values: Values, facts: DataFacts) -> tuple[float, str]:
         scale, reason = 0.5, _AS_CIFAR
     elif facts.images < _SMALL_DATASET:
         scale, reason = 1.0, f"the paper's 4 is for ImageNet's many negatives; you have {facts.images:,} images"
-    if not METHODS[values["method.name"]].uses_covariance:
-        return scale, ""
-    return scale, reason if values["method.num_keys"] > 1 else "no effect: one key has no covariance"
+    used = METHODS[values["method.name"]].uses_covariance and values["method.num_keys"] > 1
+    return scale, reason if used else ""
 
 
 @_rule("train.key_passes")
@@ -349,9 +333,7 @@ def _key_passes(values: Values, facts: DataFacts) -> tuple[int, str]:
     passes = passes_for_constant_memory(
         keys * accumulate, groups if _traits(values).batch_norm else values["train.batch_size"]
     )
-    if keys * accumulate / passes > 4:
-        return passes, f"at most the number of BN groups ({groups}), so {keys} key views per image need more memory"
-    return passes, "the key views of an image need no more memory than its query"
+    return passes, f"the memory of the query, as far as the number of BN groups ({groups}) allows"
 
 
 def passes_for_constant_memory(keys: int, groups: int, batches: int = 4) -> int:
@@ -371,10 +353,7 @@ def default_knn_k(images: int) -> int:
 @_rule("record.knn_k")
 def _knn_k(values: Values, facts: DataFacts) -> tuple[int, str]:
     images = min(facts.images, values["record.knn_images"])
-    k = default_knn_k(images)
-    if k == 200:
-        return k, "the usual number of neighbors"
-    return k, f"a tenth of the {images:,} images, so that other classes do not outvote the right one"
+    return default_knn_k(images), f"a tenth of the {images:,} images, at most 200"
 
 
 def power_of_two_below(number: int) -> int:

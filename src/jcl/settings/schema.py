@@ -14,6 +14,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from jcl.console import list_some
 from jcl.core import MAX_CHANNELS
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
@@ -311,8 +312,7 @@ def set_value(nested: dict[str, Any], name: str, value: Any) -> None:
     """Set a value by its dotted name, which must exist."""
     section, _, key = name.partition(".")
     if name not in setting_fields():
-        hint = _nearest(name)
-        raise SettingsError(f"Unknown setting {name!r}; {hint}{'' if hint.endswith('?') else '.'}")
+        raise SettingsError(f"Unknown setting {name!r}; {_nearest(name)}")
     if not key:
         raise SettingsError(f"{name} is not a setting of a run; choose a recipe with --recipe {value}.")
     values = nested.setdefault(section, {})
@@ -338,13 +338,10 @@ def setting_names() -> list[str]:
 
 
 def _nearest(name: str) -> str:
-    known = setting_names()
-    by_key = {entry.rpartition(".")[2]: entry for entry in known}
-    key = name.rpartition(".")[2]
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.8) or [
-        by_key[match] for match in difflib.get_close_matches(key, list(by_key), n=1)
-    ]
-    return f"did you mean {found[0]}?" if found else "`jcl recipes --settings` lists them all"
+    by_key = {entry.rpartition(".")[2]: entry for entry in setting_names()}
+    found = difflib.get_close_matches(name, by_key.values(), n=1, cutoff=0.8)
+    found += [by_key[key] for key in difflib.get_close_matches(name.rpartition(".")[2], by_key, n=1)]
+    return f"did you mean {found[0]}?" if found else "`jcl recipes --settings` lists them all."
 
 
 def _error_message(problems: list[Any], origin: str) -> str:
@@ -352,10 +349,8 @@ def _error_message(problems: list[Any], origin: str) -> str:
     by_name: dict[str, list[Any]] = {}
     for problem in problems:
         by_name.setdefault(".".join(str(part) for part in problem["loc"][:2]), []).append(problem)
-    found = [_problem(name, of_name) for name, of_name in by_name.items()]
-    more = f" and {len(found) - _MAX_PROBLEMS} more" if len(found) > _MAX_PROBLEMS else ""
-    text = f"In {origin}: {'; '.join(found[:_MAX_PROBLEMS])}{more}"
-    return text if text.endswith("?") else f"{text}."
+    text = f"In {origin}: {list_some([_problem(*each) for each in by_name.items()], _MAX_PROBLEMS)}"
+    return text if text.endswith(("?", ".")) else f"{text}."
 
 
 def _problem(name: str, problems: list[Any]) -> str:
