@@ -59,7 +59,7 @@ def gray(file: Path, *values: int, **options: object) -> None:
 @pytest.mark.parametrize("kind", ["gray", "float", "RGB"])
 def test_more_bits_do_not_multiply_the_memory(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Decoding to numbers of 8 bytes turned a file of 248 kB into 3.8 GB."""
-    side, file = 1600, tmp_path / "image"
+    side, file = 1000, tmp_path / "image"
     if kind == "RGB":
         file.write_bytes(png_of_sixteen_bits(np.full((side, side, 3), 40_000, np.uint16)))
     else:
@@ -71,7 +71,7 @@ def test_more_bits_do_not_multiply_the_memory(kind: str, tmp_path: Path, monkeyp
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < (20 if kind == "RGB" else 11) * side * side + 2**23, peak
+    assert peak < (20 if kind == "RGB" else 11) * side * side + 2**22, peak
     monkeypatch.setattr("jcl.data.decode.PIXEL_LIMIT", side * side)
     if kind == "gray":
         assert decode(file).shape == (3, side, side)
@@ -118,9 +118,9 @@ def test_a_panorama_is_a_window_at_full_sharpness(tmp_path: Path):
     places = [decode(tmp_path / "wide.png", canvas=100, window=window).float() for window in (0.0, 0.5, 1.0)]
     assert [tuple(pixels.shape) for pixels in places] == [(3, 66, 100)] * 3
     assert [round(pixels.mean().item() / 255, 2) for pixels in places] == [0.04, 0.5, 0.95]
-    noise_image(20_000, 1_200).save(tmp_path / "wide.jpg")
-    assert decode(tmp_path / "wide.jpg", canvas=500).shape == (3, 333, 500)
-    assert decode(tmp_path / "wide.jpg", canvas=500, window=None).shape[1] < 40
+    noise_image(2_000, 120).save(tmp_path / "wide.jpg")
+    assert decode(tmp_path / "wide.jpg", canvas=50).shape == (3, 33, 50)
+    assert decode(tmp_path / "wide.jpg", canvas=50, window=None).shape[1] < 4
     noise_image(90, 30).save(tmp_path / "small.png")  # fits as it is
     assert decode(tmp_path / "small.png", canvas=100).shape == (3, 30, 90)
     noise_image(40, 300).save(tmp_path / "high.png")  # nothing is gained by scaling it

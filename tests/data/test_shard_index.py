@@ -212,7 +212,7 @@ def test_any_damage_is_read_up_to_there_or_said(tmp_path: Path):
     good = write_tar(tmp_path / "good.tar", members, tarfile.PAX_FORMAT).read_bytes()
     file, draw = tmp_path / "s.tar", random.Random(0)
     outcomes = set()
-    for _ in range(300):
+    for _ in range(100):
         content = bytearray(good)
         place = draw.randrange(len(members) * 1024)
         length = draw.choice([1, 1, 7, 600])
@@ -260,7 +260,7 @@ def test_every_length(tmp_path: Path):
     content = write_tar(tmp_path / "whole.tar", members).read_bytes()
     file = tmp_path / "s.tar"
     first = 512 + len(png(0))  # bytes until the first image is complete
-    for length in [*range(first, 3600, 37), *range(1536, 1546), *range(2048, 2060)]:
+    for length in [*range(first, 3600, 111), 1536, 1537, 1545, 2048, 2049, 2059]:
         file.write_bytes(content[:length])
         source = opened(file)
         assert source.damage and source.read(0).shape == (3, 5, 6)

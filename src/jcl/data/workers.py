@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.reduction
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -31,7 +29,6 @@ from jcl.signals import signals_blocked
 _IMAGES_PER_TASK: Final = 8  # a batch is split into tasks, so that all workers decode the batch that is needed next
 _BATCHES_AHEAD: Final = 3  # at least; evens out images that take long
 _ALIGNMENT: Final = 4096
-_OPEN_FILES: Final = 24  # besides three per worker
 
 
 class _Report(NamedTuple):
@@ -79,7 +76,6 @@ class DecodingPool:
     def _end_pass(self) -> None:
         if self._pass is not None:
             self._pass.close()
-            self._pass = None
 
     def close(self) -> None:
         """End the worker processes and wait until they are gone."""
@@ -103,8 +99,6 @@ class DecodingPool:
             self._ring = BatchRing(slots, self._batch_size, self._reader.canvas, pixel_format(self._reader.source))
             if self._pinned:
                 self._ring.pin()
-            if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _OPEN_FILES + 3 * self._workers:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # here, not with a traceback of a new process
             with _without_main_module(self._reader), signals_blocked():
                 start_forkserver()
                 self._tasks = context.SimpleQueue()
@@ -116,13 +110,11 @@ class DecodingPool:
                     sender.close()
                     self._reports.append(receiver)
                     self._processes.append(process)
-        except OSError as error:
+        except BaseException as error:  # also Ctrl-C, once signals are unblocked
             self.close()
-            problem = f"The image decoding processes could not be started: {error.strerror or error}"
-            remedy = "raise the limit (`ulimit -n` for open files, the size of /dev/shm for space)"
-            raise DataError(f"{problem}. Use data.workers=0, or {remedy}.") from None
-        except BaseException:  # such as Ctrl-C, once signals are unblocked
-            self.close()
+            if isinstance(error, OSError):
+                problem = f"The image decoding processes could not be started: {error.strerror or error}"
+                raise DataError(f"{problem}. Use data.workers=0, or raise the limit (`ulimit -n`, /dev/shm).") from None
             raise
 
     def _decode(self, requests: Iterator[list[int]]) -> Generator[Decoded, None, None]:
