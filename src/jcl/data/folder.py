@@ -159,6 +159,8 @@ def _explain_empty(root: Path, listing: Listing) -> str:
         return f"The folder {root} cannot be listed: {listing.unlisted['']}"
     if any(root.glob("*.tar")):
         return f"The folder {root} holds .tar files; to use them as shards, give {shell_quote(root / '*.tar')}"
+    if (root / "settings.yaml").is_file():
+        return f"{root} is a run, not a folder of images; to continue the run, use `jcl resume {shell_quote(root)}`"
     problem = f"The folder {root} holds no image files (.jpg, .png, .webp, .tif, ...)"
     return ". ".join([problem, *_describe_skipped(listing)])
 
