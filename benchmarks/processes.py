@@ -1,6 +1,7 @@
 """Runs `jcl` commands as subprocesses that save their work when the benchmark is stopped."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -88,7 +89,7 @@ def training_command(
     """Start a run, or resume one that has a checkpoint; `settings` are passed with --set."""
     if has_checkpoints(folder):
         return jcl_command("resume", folder, "--json", result)
-    RunFolder(folder).remove_unless_started()
+    shutil.rmtree(folder, ignore_errors=True)
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
     flags += [part for pair in settings for part in ("--set", pair)]
     return jcl_command("pretrain", data, *flags, "--out", folder, "--json", result)
