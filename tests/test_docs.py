@@ -26,6 +26,7 @@ SMALL = {
     "model.backbone": "tiny_cnn",
     "views.image_size": 16,
     "record.tensorboard": False,
+    "record.report": False,
 }
 
 

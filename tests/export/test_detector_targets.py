@@ -1,14 +1,18 @@
 """Exports for mmdetection and ultralytics: the names and values that these libraries look for."""
 
+import io
+
 import pytest
 import torch
 import torchvision
-from sample_networks import MEAN, STD, assert_the_way_back_is_the_identity, body, open_source, sample_file
+from sample_networks import MEAN, STD, assert_the_way_back_is_the_identity, body, open_source, sample_file, unlike_new
 from torch import nn
+from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
 import jcl
 from jcl.errors import SettingsError
-from jcl.export import export_backbone
+from jcl.export import BackboneInfo, export_backbone
+from jcl.export.exporting import ExportJob, for_ultralytics
 
 pytestmark = pytest.mark.usefixtures("empty_starts")
 
@@ -34,43 +38,64 @@ def test_mmdetection_finds_a_backbone_with_the_names_of_torchvision(tmp_path, na
     assert_the_way_back_is_the_identity(out, source)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny"])
-def test_ultralytics_numbers_the_layers_and_does_not_normalize(tmp_path, name):
-    source, out = sample_file(tmp_path, name), tmp_path / "out.pth"
-    model, use = export_backbone(source, "ultralytics", out).hints
-    assert f"{name}, null, True, 2, True]" in model and "load_state_dict" in use
-    state = {part.removeprefix("model.0.m."): value for part, value in torch.load(out, weights_only=True).items()}
-    layers = list(torchvision.models.get_model(name).children())
+def numbered_layers(network: nn.Module) -> nn.Sequential:
+    """The layers without pooling and classifier, as the module TorchVision of ultralytics has them."""
+    layers = list(network.children())
     if isinstance(layers[0], nn.Sequential):
         layers = [*layers[0], *layers[1:]]
-    theirs = nn.Sequential(*layers[:-2]).eval()  # as the module TorchVision of ultralytics does
-    theirs.load_state_dict(state)
-    ours = jcl.load_backbone(source)
+    return nn.Sequential(*layers[:-2]).eval()
+
+
+def pictures() -> tuple[torch.Tensor, torch.Tensor]:
+    """Images in [0, 1], and the same normalized."""
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    normalized = (images - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-    with torch.inference_mode():
-        if name == "convnext_tiny":
-            found, wanted = theirs(images), ours.features(normalized)
-        else:  # zeros around the image mean black, not gray, so the border differs
-            found = theirs[:2](images)[..., 2:-2, 2:-2]
-            wanted = ours.bn1(ours.conv1(normalized))[..., 2:-2, 2:-2]
-            assert all(
-                torch.equal(state[f"{number + 3}.1.conv2.weight"], ours.state_dict()[f"layer{number}.1.conv2.weight"])
-                for number in range(1, 5)
-            )
+    return images, (images - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+def numbered_weights(content: object) -> dict[str, torch.Tensor]:
+    return {part.removeprefix("model.0.m."): value for part, value in torch.load(content, weights_only=True).items()}
+
+
+def test_ultralytics_numbers_the_layers_and_does_not_normalize(tmp_path):
+    source, out = sample_file(tmp_path, "resnet18"), tmp_path / "out.pth"
+    model, use = export_backbone(source, "ultralytics", out).hints
+    assert "resnet18, null, True, 2, True]" in model and "load_state_dict" in use
+    ours, theirs = jcl.load_backbone(source), numbered_layers(torchvision.models.resnet18())
+    state = numbered_weights(out)
+    theirs.load_state_dict(state)
+    images, normalized = pictures()
+    with torch.inference_mode():  # zeros around the image mean black, not gray, so the border differs
+        found = theirs[:2](images)[..., 2:-2, 2:-2]
+        wanted = ours.bn1(ours.conv1(normalized))[..., 2:-2, 2:-2]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    if name == "resnet18":
-        assert jcl.load_backbone(out).info.mean == (0, 0, 0)
+    for number in range(1, 5):
+        part = "1.conv2.weight"
+        assert torch.equal(state[f"{number + 3}.{part}"], ours.state_dict()[f"layer{number}.{part}"])
+    assert jcl.load_backbone(out).info.mean == (0, 0, 0)
+
+
+def test_ultralytics_gets_a_convnext(tmp_path):
+    """A small one under a name that torchvision has."""
+    blocks = [CNBlockConfig(width, following, 1) for width, following in ((8, 16), (16, 32), (32, 64), (64, None))]
+    ours = unlike_new(ConvNeXt(blocks))
+    info = BackboneInfo("convnext_tiny", "imagenet", 64, 64, MEAN, STD)
+    content, model, _ = for_ultralytics(ExportJob(ours, info, tmp_path, tmp_path / "out.pth"))
+    assert "convnext_tiny, null, True, 2, True]" in model
+    theirs = numbered_layers(ConvNeXt(blocks))
+    theirs.load_state_dict(numbered_weights(io.BytesIO(content)))
+    images, normalized = pictures()
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs(images), ours.features(normalized), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("target", "name", "stem"),
     [
-        ("mmdetection", "timm/convnext_atto", "imagenet"),
+        ("mmdetection", "timm/test_convnext", "imagenet"),
         ("mmdetection", "resnet18", "small"),
         pytest.param("mmdetection", "wide_resnet50_2", "imagenet", marks=pytest.mark.slow),
-        ("ultralytics", "timm/convnext_atto", "imagenet"),
-        ("ultralytics", "timm/vit_tiny_patch16_224", "imagenet"),
+        ("ultralytics", "timm/test_convnext", "imagenet"),
+        ("ultralytics", "timm/test_vit", "imagenet"),
         ("ultralytics", "resnet18", "small"),
     ],
 )

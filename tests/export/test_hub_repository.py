@@ -11,7 +11,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from sample_networks import assert_features, open_source
 
 import jcl
@@ -167,7 +167,10 @@ def test_export_uploads_what_a_hub_folder_holds(source, hub, tmp_path):
     written = export_backbone(source.file, "hf", "me/net")
     files = hub.repositories["me/net"]
     assert files.keys() == {"README.md", "config.json", "model.safetensors"} and hub.private["me/net"]
-    assert all(files[name] == (tmp_path / "model" / name).read_bytes() for name in files.keys() - {"README.md"})
+    assert files["config.json"] == (tmp_path / "model" / "config.json").read_bytes()
+    uploaded, written_here = load(files["model.safetensors"]), load_file(tmp_path / "model" / "model.safetensors")
+    assert uploaded.keys() == written_here.keys()
+    assert all(torch.equal(value, written_here[name]) for name, value in uploaded.items())
     card = files["README.md"].decode()
     assert "hf-hub:me/net" in card and 'jcl.load_backbone("hf:me/net")' in card and "local-dir" not in card
     assert written.hints[0].endswith("/me/net")

@@ -45,7 +45,9 @@ def test_networks_that_need_metadata_or_look_like_a_resnet(tmp_path, name: str):
     load_weights(build_backbone(name, image_size=64)[0], dict(loaded.state_dict()), tmp_path)
 
 
-@pytest.mark.parametrize(("name", "side"), [("googlenet", 224), ("inception_v3", 299)])
+@pytest.mark.parametrize(
+    ("name", "side"), [("googlenet", 224), pytest.param("inception_v3", 299, marks=pytest.mark.slow)]
+)
 def test_networks_that_torchvision_builds_to_convert_normalized_images(tmp_path, name: str, side: int):
     """With its own weights torchvision sets `transform_input`: from ImageNet's mean and std to 0.5."""
     torch.manual_seed(0)
@@ -64,8 +66,8 @@ def test_networks_that_torchvision_builds_to_convert_normalized_images(tmp_path,
 
 @pytest.mark.parametrize(
     ("prefix", "head", "zipped"),
-    [("module.", "linear", False), ("module.", "mlp", True), ("", "mlp", True)],
-    ids=["v1 of 2020", "v2 of today", "v2 on one device"],
+    [("module.", "linear", False), ("", "mlp", True)],
+    ids=["v1 of 2020", "v2 on one device"],
 )
 def test_the_authors_checkpoints(tmp_path, prefix, head, zipped):
     query, key = sample_resnet(seed=1), sample_resnet(seed=2)
@@ -89,10 +91,10 @@ def test_the_authors_checkpoints(tmp_path, prefix, head, zipped):
 
 
 def test_the_network_is_told_from_its_shapes(tmp_path):
-    network = sample_resnet("resnet50")
+    network = sample_resnet("resnet34")
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     backbone = jcl.load_backbone(tmp_path / "weights.pth")
-    assert backbone.info.backbone == "resnet50" and backbone.info.stem == "imagenet"
+    assert backbone.info.backbone == "resnet34" and backbone.info.stem == "imagenet"
     assert_same_bits(backbone, body(network))
     network.fc = nn.Identity()
     with torch.inference_mode():
@@ -255,8 +257,7 @@ def test_an_image_size_for_networks_built_for_one(tmp_path):
 
     torch.save(timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=0).state_dict(), tmp_path / "v.pth")
     name, out = "timm/vit_tiny_patch16_224", tmp_path / "out.safetensors"
-    told = r"at 224 px: 1 of another shape \(pos_embed\); pos_embed is \(1, 17, 192.* --image-size 64\."
-    with pytest.raises(RunError, match=told):
+    with pytest.raises(RunError, match=r"at 224 px: 1 of another shape \(pos_embed\).* --image-size"):
         import_backbone(tmp_path / "v.pth", out, backbone=name)
     assert import_backbone(tmp_path / "v.pth", out, backbone=name, image_size=64).info.image_size == 64
     assert jcl.load_backbone(out)(images(64)).shape == (3, 192)

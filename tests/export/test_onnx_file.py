@@ -28,13 +28,14 @@ def assert_same_features(program: Path, file: Path, size: int) -> None:
             assert_close(torch.from_numpy(found), network(images(size, count)), 1e-4)
 
 
+@pytest.mark.slow  # `tiny_cnn` is always tested
 @pytest.mark.parametrize(
     ("name", "size", "stem"),
     [
         ("timm/test_convnext", 64, "imagenet"),
-        # No other operations but in more layers, or no others than in `tiny_cnn`.
-        *(pytest.param(name, 64, "imagenet", marks=pytest.mark.slow) for name in ("resnet50", "timm/convnext_atto")),
-        pytest.param("resnet18", 32, "small", marks=pytest.mark.slow),
+        ("timm/convnext_atto", 64, "imagenet"),
+        ("resnet50", 64, "imagenet"),
+        ("resnet18", 32, "small"),
     ],
 )
 def test_onnxruntime_gives_the_same_features_for_any_batch(tmp_path, name, size, stem):

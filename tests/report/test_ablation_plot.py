@@ -59,18 +59,17 @@ def test_a_small_difference_does_not_fill_the_plot(lowest):
     assert high - low == pytest.approx(5) and low <= lowest and high >= lowest + 0.2 and low >= 0 and high <= 100
 
 
-def test_many_combinations_have_different_colors(tmp_path):
+def test_many_combinations_have_different_colors():
     values = [0.1 * number for number in range(1, 10)]
     points = [point({KEYS: keys, TAU: tau}, 70.0 + keys + tau) for keys in (1, 2, 5) for tau in values]
     points[4] = point(points[4].values, failed=1)
     for axes in draw_curves(points).axes:
         assert len({line.get_color() for line in axes.lines if line.get_marker() == "o"}) == len(values)
-    assert pixels(plot_ablation(points, tmp_path / "many.png")).shape[1] == 1500
 
 
 @pytest.mark.parametrize(
     "values",
-    [[5], [0.0, 0.001, 0.002, 10.0], ["$x", r"$\frac{1}$", "_hidden", "猫", "x" * 500, ""], [[1, 2], True, 1e-5]],
+    [[5], ["$x", r"$\frac{1}$", "_hidden", "猫", "x" * 500, ""], [[1, 2], True, 1e-5]],
 )
 def test_any_values(tmp_path, values):
     points = [point({KEYS: value}, 50.0 + number, 51.0 + number) for number, value in enumerate(values)]

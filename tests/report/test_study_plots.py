@@ -64,15 +64,17 @@ def test_histograms_bear_what_comes(spreads: dict[str, ViewSpread], tmp_path: Pa
     assert size(plot_spreads(spreads, tmp_path / "f.png"))[0] == 1500
 
 
-@pytest.mark.parametrize("scales", [[1.0, 4.0], [0.0, 1.0], [2.0]])
+@pytest.mark.parametrize("scales", [[0.0, 1.0], [2.0]])
 def test_gaussian_bound(scales: list[float], tmp_path: Path) -> None:
-    cases = [GaussianCase(d, spread, 0.1) for d in (4, 16, 64) for spread in (0.2, 0.5)]
+    cases = [GaussianCase(d, spread, 0.1) for d in (4, 16) for spread in (0.2, 0.5)]
     results = list(gaussian_rows(cases, scales, draws=300, images=3, negatives=20, seed=0))
     path = plot_gaussian_bound(results, tmp_path / "f.png", subtitle="$1")
     assert count(path, style.BLUE) > 200
     assert (count(path, style.ORANGE) > 200) == (len(scales) == 2)
-    single = [GaussianCase(4, 0.5, 0.1)]
-    one = list(gaussian_rows(single, scales, draws=300, images=3, negatives=20, seed=0))
+
+
+def test_gaussian_bound_of_one_case(tmp_path: Path) -> None:
+    one = list(gaussian_rows([GaussianCase(4, 0.5, 0.1)], [1.0], draws=300, images=3, negatives=20, seed=0))
     assert count(plot_gaussian_bound(one, tmp_path / "one.png", subtitle=""), style.BLUE) > 20
 
 

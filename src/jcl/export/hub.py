@@ -107,7 +107,7 @@ def upload_repository(name: str, files: Mapping[str, bytes], *, force: bool) -> 
 
 
 @contextlib.contextmanager
-def library_errors(problem: str, advice: str = "") -> Iterator[None]:
+def library_errors(problem: str) -> Iterator[None]:
     """Whatever a library raises without a network, its files or a login becomes one sentence."""
     log = logging.getLogger("huggingface_hub")
     level = log.level
@@ -119,7 +119,7 @@ def library_errors(problem: str, advice: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         reason = textwrap.shorten(str(error).strip(" .\n"), 200, placeholder=" ...") or type(error).__name__
-        raise RunError(f"{problem} ({reason}).{advice}") from None
+        raise RunError(f"{problem} ({reason}).") from None
     finally:
         log.setLevel(level)
 

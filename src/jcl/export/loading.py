@@ -4,7 +4,6 @@ Also reads the weights that pre-training starts from, which may be torchvision's
 """
 
 import contextlib
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,7 @@ from jcl.export.backbone_file import BackboneInfo, backbone_info, weights_of
 from jcl.export.hub import CONFIG, download_repository, library_errors
 from jcl.export.reading import WeightsFile, read_weights
 from jcl.paths import expand_user, hub_name, suggest_path
-from jcl.runs.checkpoint import list_checkpoints, load_tensors, read_tensors, search_checkpoints, select_prefix
+from jcl.runs.checkpoint import list_checkpoints, load_tensors, read_checkpoint, search_checkpoints, select_prefix
 from jcl.runs.folder import RunFolder
 from jcl.settings.resolved import InitialWeights, ResolvedSettings
 from jcl.settings.schema import Settings
@@ -32,7 +31,6 @@ _HEADS = ("fc", "head", "heads", "classifier", "linear")
 _WRAPPERS = ("module", "model", "_orig_mod")
 _HALF_NORMALIZED = ("googlenet", "inception_v3")
 LIBRARIES = ("imagenet", "timm")  # values of `model.init` that are not paths
-_ADVICE = " Without a network, give --init a weights file."
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +92,7 @@ def checkpoint_run(path: Path) -> Path | None:
 
 
 def _read_checkpoint(path: Path, folder: RunFolder) -> WeightsFile:
-    tensors, metadata = read_tensors(path)
-    if "step" not in metadata:
-        raise RunError(f"{path} is not a checkpoint of this tool; give the run folder or another file.")
+    tensors, metadata = read_checkpoint(path)
     tensors = select_prefix(tensors, "model.query_encoder.backbone.")
     # The feature width is measured when the network is built.
     info = backbone_info(folder.settings(), feature_width=0)
@@ -128,16 +124,13 @@ def read_moco_checkpoint(path: Path) -> tuple[BackboneInfo, dict[str, Tensor]] |
 
 
 def _read_run(folder: RunFolder) -> WeightsFile:
-    if folder.backbone_file.is_file() and not folder.settings_file.is_file():  # of a fine-tuning
-        raise RunError(f"{folder.path} is not a run folder; give the backbone in it: {folder.backbone_file}.")
     settings = folder.settings()
     if folder.backbone_file.exists():
         return read_weights(folder.backbone_file)
     newest, damaged = search_checkpoints(folder.checkpoints)
-    if newest is None and damaged:
-        raise RunError(f"No checkpoint of the run in {folder.path} can be used: {damaged[0]}")
     if newest is None:
-        raise RunError(f"The run in {folder.path} has no checkpoint yet; let it train longer first.")
+        waiting = f"The run in {folder.path} has no checkpoint yet; let it train longer first."
+        raise RunError(damaged[0] if damaged else waiting)
     weights = _read_checkpoint(newest, folder)
     if os.environ.get("RANK", "0") == "0":  # of several ranks one prints
         state = f"{folder.path} has not finished: it is at epoch {weights.epoch:.3g} of {settings.train.epochs}"
@@ -193,11 +186,9 @@ def network_name(weights: WeightsFile) -> str:
     names = {name for prefix in prefixes if (name := layouts.resnet_name(tensors, prefix))}
     if len(names) == 1:
         return names.pop()
-    reason = "holds a ResNet of unusual depth or width" if prefixes else "does not look like a ResNet"
-    if named:
-        reason += f" (its arch is {named!r}, an unknown name)"
-    remedy = "Name its network with --backbone of `jcl import` or `jcl export`, or `load_backbone(path, backbone=NAME)`"
-    raise RunError(f"{weights.path} {reason}. {remedy}.")
+    problem = f"The network in {weights.path} is unknown{f' (arch {named!r})' if named else ''}"
+    remedy = "Name it with --backbone of `jcl import` or `jcl export`, or `load_backbone(path, backbone=NAME)`"
+    raise RunError(f"{problem}. {remedy}.")
 
 
 def _timm_image_size(name: str) -> int | None:
@@ -241,31 +232,24 @@ def _check_match(
 
     Old files lack `num_batches_tracked`, which evaluation does not need.
     """
-    missing = [part for part in expected if part not in found and not part.endswith("num_batches_tracked")]
-    shapes = [part for part, value in expected.items() if part in found and found[part].shape != value.shape]
+    both = {part: (found[part], value) for part, value in expected.items() if part in found}
+    shapes = [part for part, (own, wanted) in both.items() if own.shape != wanted.shape]
     tops = {part.partition(".")[0] for part in expected} - set(_HEADS)
-    unexpected = [part for part in found if part not in expected and part.partition(".")[0] in tops]
-    kinds = {"missing": missing, "of another shape": shapes, "unexpected": unexpected}
+    kinds = {
+        "missing": [part for part in expected if part not in found and not part.endswith("num_batches_tracked")],
+        "of another shape": shapes,
+        "unexpected": [part for part in found if part not in expected and part.partition(".")[0] in tops],
+        "of integers": [
+            part for part, (own, wanted) in both.items() if wanted.is_floating_point() > own.is_floating_point()
+        ],
+        "NaN or infinite": [part for part, (own, _) in both.items() if not own.isfinite().all()],
+    }
     problems = [f"{len(parts):,} {kind} ({list_some(parts, 3)})" for kind, parts in kinds.items() if parts]
     for part in shapes[:1]:
         problems.append(f"{part} is {(*found[part].shape,)} in the file and {(*expected[part].shape,)} in the network")
-    if shapes and all("pos_embed" in part or "position" in part for part in shapes):
-        sides = [math.isqrt(state[shapes[0]].shape[1]) for state in (found, expected) if state[shapes[0]].ndim == 3]
-        other = f" {size * sides[0] // sides[1]}" if len(set(sides)) == 2 else ""
-        problems.append(f"they are for another image size; give `jcl import` or `jcl pretrain` --image-size{other}")
     if problems:
-        raise RunError(f"The tensors in {weights.path} do not match {name} at {size} px: {'; '.join(problems)}.")
-    for part in [part for part in expected if part in found]:
-        value = found[part]
-        plain = value.layout == torch.strided and not (value.is_quantized or value.is_meta or value.is_complex())
-        plain &= value.is_floating_point() or not expected[part].is_floating_point()  # rounded weights are of no use
-        if plain:
-            lowest = 0.0 if part.endswith("running_var") else -torch.inf  # the root of a negative variance is NaN
-            value = value.to(expected[part].dtype)
-            plain = bool((value.isfinite() & (value >= lowest)).all())
-        if not plain:
-            problem = "has NaN, infinite values or negative variance, or is sparse, quantized, complex, meta or integer"
-            raise RunError(f"{part} in {weights.path} {problem}; save the weights as dense float tensors.")
+        problem = f"The tensors in {weights.path} do not match {name} at {size} px: {'; '.join(problems)}"
+        raise RunError(f"{problem}. For another network give --backbone, for another image size --image-size.")
 
 
 def _part_of_file(name: str, prefix: str) -> str:
@@ -311,14 +295,7 @@ def initial_tensors(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors that the backbone of a run takes from a file, and lines on what was loaded and what was not."""
     name, stem = settings.model.backbone, settings.model.stem
-    try:
-        loaded = load_network(weights, name, settings.views.image_size)
-    except (RunError, SettingsError):
-        with contextlib.suppress(RunError):  # other networks cannot be told from their shapes
-            if _plain(found := network_name(weights)) != _plain(name):
-                problem = f"{weights.path} holds a {found}, but the backbone is {name}; use --backbone {found}."
-                raise SettingsError(problem) from None
-        raise
+    loaded = load_network(weights, name, settings.views.image_size)
     tensors, expected = weights_of(loaded.network), backbone.state_dict()
     had, channels = loaded.info.channels, settings.data.channels
     differing = (part for part, value in expected.items() if tensors[part].shape != value.shape)
@@ -342,18 +319,13 @@ def initial_tensors(
     return kept, lines + [f"note: {note}" for note in loaded.notes if not note.startswith("ignored")]
 
 
-def _plain(name: str) -> str:
-    """The name of an architecture without its library and the tag of its weights."""
-    return name.removeprefix("timm/").partition(".")[0]
-
-
 def _torchvision_weights(name: str) -> WeightsFile:
     from torchvision import models
 
     if name not in torchvision_networks():
         raise SettingsError(f"torchvision has no {name}; use --init timm or a weights file, or another --backbone.")
     weights = models.get_model_weights(name).DEFAULT
-    with library_errors(f"torchvision's weights {weights} could not be downloaded", _ADVICE):
+    with library_errors(f"torchvision's weights {weights} could not be downloaded"):
         tensors = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
     transforms = weights.transforms()
     size = transforms.crop_size[0] if name.startswith("vit_") else None
@@ -374,7 +346,7 @@ def _timm_weights(name: str) -> WeightsFile:
     if not timm.is_model(plain) or not timm.is_model_pretrained(plain):
         raise SettingsError(f"timm has no weights of {name}; use a weights file or another --backbone.")
     repository = timm.get_pretrained_cfg(plain).hf_hub_id
-    with library_errors(f"timm's weights of {plain} could not be downloaded", _ADVICE):
+    with library_errors(f"timm's weights of {plain} could not be downloaded"):
         if repository:  # fails at once without a network; `create_model` would try for almost a minute
             import huggingface_hub  # which comes with timm
 

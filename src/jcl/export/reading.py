@@ -108,12 +108,19 @@ def _load_torch_file(path: Path) -> Any:
     raise RunError(f"{path} cannot be read as a torch.save file: damaged, truncated, TorchScript or another format.")
 
 
+def _is_plain(value: object) -> bool:
+    """Whether this is a tensor with values that are no sparse, quantized or complex."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return not (value.is_quantized or value.is_meta or value.is_complex())
+
+
 def _find_weights(path: Path, content: object) -> WeightsFile:
     """The weights in whatever dictionary a training program saved."""
     outer = content if isinstance(content, Mapping) else {}
     inner = next((outer[key] for key in _WEIGHTS_KEYS if isinstance(outer.get(key), Mapping)), outer)
     around = {} if inner is outer else outer
-    tensors = {name: value for name, value in inner.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    tensors = {name: value for name, value in inner.items() if isinstance(name, str) and _is_plain(value)}
     if not tensors:
         raise RunError(f"{path} holds no weights: there are no named tensors in it.")
     metadata, architecture = getattr(inner, "_metadata", None), around.get("arch")
