@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from jcl.console import describe_skipped, pluralize
 from jcl.evaluate.baselines import baseline_warning, compare_online
@@ -11,7 +11,6 @@ from jcl.runs.folder import RunFolder
 from jcl.train.display import NARROW, collapse_warning, has_collapsed, uniform_guess_loss
 
 _SATURATED: Final = 99.0  # percent contrastive accuracy
-_HIGH_FINAL_LR: Final = 0.3  # share of the peak
 _KNN_DROP: Final = 1.0  # percent
 
 
@@ -26,7 +25,8 @@ def _problems(run: RunContents) -> Iterator[str]:
     if run.summary is None:
         where = f"it is at epoch {last['epoch']:.1f} of {epochs}" if last else "no step is recorded yet"
         yield f"This run has not finished: {where}; {RunFolder(run.path).how_to_finish}."
-    if not last.get("skipped_steps") and any(loss is None for loss in _values(run, "loss")):
+    lines = [line for line in run.metrics if line.get("kind") == "train"]
+    if not last.get("skipped_steps") and any(line.get("loss") is None for line in lines):
         yield "The loss was not finite at times, so do not trust the weights. Lower --lr."
     loss, guess = last.get("loss"), uniform_guess_loss(run.settings.method.queue_size)
     if loss is not None and loss >= guess:
@@ -40,42 +40,25 @@ def _problems(run: RunContents) -> Iterator[str]:
         yield warning
 
 
-def _spread(run: RunContents) -> float:
-    """The standard deviation of the features as a fraction of the largest possible one."""
-    std = run.last("train").get("feature_std")
-    return math.inf if std is None else std * math.sqrt(run.settings.model.embedding_dim)
-
-
 def _notes(run: RunContents) -> Iterator[str]:
     last = run.last("train")
     if skipped := int(last.get("skipped_steps") or 0):
         yield f"Skipped {pluralize(skipped, 'step')} with a loss that was not finite; a lower learning rate may help."
-    if (spread := _spread(run)) < NARROW and not has_collapsed(spread, last.get("contrastive_accuracy")):
+    std = last.get("feature_std")
+    spread = math.inf if std is None else std * math.sqrt(run.settings.model.embedding_dim)  # 1 is the largest possible
+    if spread < NARROW and not has_collapsed(spread, last.get("contrastive_accuracy")):
         yield f"The standard deviation of the features is only {spread:.0%} of the possible one; watch for collapse."
-    accuracies = _values(run, "contrastive_accuracy")
-    late = [value for value in accuracies[-max(1, len(accuracies) // 4) :] if value is not None]
-    if len(accuracies) >= 4 and late and min(late) >= _SATURATED:
-        accuracy = f"the contrastive accuracy was at least {min(late):.1f} % in the last quarter"
-        yield f"The task is too easy: {accuracy}. Try a larger queue or stronger views."
-    rates = [rate for rate in _values(run, "lr") if rate is not None]
-    if len(rates) >= 2 and rates[-1] > _HIGH_FINAL_LR * max(rates):
-        share = f"{rates[-1] / max(rates):.0%} of its peak"
-        if run.summary is None:
-            yield f"The learning rate is still at {share}; features improve most as it decays."
-        else:
-            yield f"The learning rate ended at {share}; train longer or use a cosine schedule to let it decay."
+    accuracy = last.get("contrastive_accuracy") or 0.0
+    if accuracy >= _SATURATED:
+        yield f"The task is too easy: {accuracy:.1f} % contrastive accuracy. Try a larger queue or stronger views."
     filled = last.get("queue_filled")
     if filled is not None and filled < 1:
         yield f"Only {filled:.0%} of the queue holds real keys. Train longer, or reduce method.queue_size."
-    knn = [line for line in run.metrics if line.get("kind") == "knn" and line.get("knn_top1") is not None]
-    knn = [line for line in knn if line["step"]]  # without that of the untrained network
+    # Without the accuracy of the untrained network.
+    knn = [line for line in run.metrics if line["kind"] == "knn" and line["step"] and line.get("knn_top1") is not None]
     best = max(knn, key=lambda line: line["knn_top1"], default=None)
     if best is not None and best["knn_top1"] - (final := knn[-1]["knn_top1"]) > _KNN_DROP:
         top = f"{best['knn_top1']:.1f} % at epoch {best['epoch']:g}"
         yield f"The kNN accuracy has fallen from {top} to {final:.1f} %."
     if run.skipped:
         yield f"{describe_skipped(run.skipped)} skipped.txt lists them all."
-
-
-def _values(run: RunContents, name: str) -> list[Any]:
-    return [line.get(name) for line in run.metrics if line.get("kind") == "train"]
