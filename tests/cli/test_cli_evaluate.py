@@ -196,7 +196,7 @@ def test_finetune_writes_its_folder_and_can_go_on_from_there(call, refused, pret
     }  # fmt: skip
     assert call("linear", "tuned/backbone.safetensors", npz, "--epochs", 1)[0] == 0
     code, _, err = call("knn", "tuned", npz)
-    assert code == 1 and "tuned/backbone.safetensors." in err
+    assert code == 1 and "tuned is not a run folder" in err
     settings = Path("tuned/finetune.json")
     settings.write_text(settings.read_text().replace('"device": "auto"', '"device": "cuda:99"'))
     Path("tuned/summary.json").unlink()

@@ -228,13 +228,12 @@ def test_a_checkpoint_of_another_network_is_a_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model.embedding_dim": 8}, "model.embedding_dim"),
         ({"model.head_width": 7}, "query_encoder.head.0.weight is [128, 128] in the checkpoint and [7, 128]"),
-        ({"method.queue_size": 64}, "method.queue_size has changed (queue.rows is [32, 16]"),
-        ({"model.backbone": "resnet18"}, "model.backbone"),
+        ({"method.queue_size": 64}, "queue.rows is [32, 16] in the checkpoint and [64, 16]"),
+        ({"model.backbone": "resnet18"}, "query_encoder.backbone."),
     ],
 )
-def test_a_setting_that_was_changed_under_a_checkpoint_is_named(tmp_path, change, said):
+def test_the_tensor_that_does_not_fit_changed_settings_is_named(tmp_path, change, said):
     """Without the list of tensors, which for a large network fills the screen."""
 
     def parts(changes):

@@ -28,7 +28,6 @@ from jcl.settings.resolved import InitialWeights, ResolvedSettings
 from jcl.settings.schema import Settings
 
 _HEADS = ("fc", "head", "heads", "classifier", "linear")
-_WRAPPERS = ("module", "model", "_orig_mod")
 _HALF_NORMALIZED = ("googlenet", "inception_v3")
 LIBRARIES = ("imagenet", "timm")  # values of `model.init` that are not paths
 
@@ -162,7 +161,7 @@ def load_network(weights: WeightsFile, backbone: str | None, image_size: int | N
         source=f"{weights.kind}, {layout}" + (f", under {prefix.removesuffix('.')}" if prefix else ""),
         loaded=len(loaded),
         unused=dict(Counter(_part_of_file(part, prefix) for part in unused)),
-        notes=tuple(_notes(weights, name, layout, stem, dtypes)),
+        notes=tuple(_notes(weights, layout, stem, dtypes)),
         epoch=weights.epoch,
     )
 
@@ -254,20 +253,16 @@ def _check_match(
 
 def _part_of_file(name: str, prefix: str) -> str:
     """The part of the file that a tensor belongs to: `module.encoder_k`, `module.encoder_q.fc`."""
-    if prefix and name.startswith(prefix):
-        return prefix + name.removeprefix(prefix).partition(".")[0]
-    first, _, rest = name.partition(".")
-    return f"{first}.{rest.partition('.')[0]}" if first in _WRAPPERS and rest else first
+    depth = prefix.count(".") + name.startswith(prefix)
+    return ".".join(name.split(".")[: max(depth, 1)])
 
 
-def _notes(weights: WeightsFile, name: str, layout: str, stem: str, dtypes: set[torch.dtype]) -> Iterable[str]:
+def _notes(weights: WeightsFile, layout: str, stem: str, dtypes: set[torch.dtype]) -> Iterable[str]:
     """What had to be assumed, and what else was in the file."""
     if weights.info is None and layout == layouts.DETECTRON2:
         yield "assumed RGB images and strides in the 3×3 convolutions, unlike in detectron2's MSRA weights"
     if weights.info is None and stem == "small":
         yield "assumed stride 1, padding 1 and no max-pool for the 3×3 stem; solo-learn pads by 2"
-    if weights.info is None and name in _HALF_NORMALIZED:
-        yield "assumed mean and std 0.5, as for torchvision's own weights"
     if dtypes:
         yield f"converted {' and '.join(sorted(map(str, dtypes))).replace('torch.', '')} values to float32"
     if weights.ignored:

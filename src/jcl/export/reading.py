@@ -49,8 +49,6 @@ def read_weights(path: Path) -> WeightsFile:
     try:
         with path.open("rb") as file:
             start = file.read(16)
-        if path.suffix == ".onnx":
-            raise RunError(f"{path} is an ONNX file; give the run or weights file that it was exported from.")
         if path.suffix == ".safetensors" or start[8:9] == b"{":
             return _read_safetensors(path)
         if start.startswith(b"\x80") and not start.startswith(_LEGACY_START):
@@ -105,7 +103,9 @@ def _load_torch_file(path: Path) -> Any:
                 f"{path.name!r}, map_location='cpu', weights_only=False)['state_dict'], 'weights.pth'). In place of "
                 "['state_dict'] use ['teacher'] for DINO, ['model'] for others, and .state_dict() for a whole model."
             ) from None
-    raise RunError(f"{path} cannot be read as a torch.save file: damaged, truncated, TorchScript or another format.")
+    raise RunError(
+        f"{path} cannot be read as a torch.save file: damaged, truncated, ONNX, TorchScript or another format."
+    )
 
 
 def _is_plain(value: object) -> bool:

@@ -25,13 +25,6 @@ from jcl.runs.atomic import make_folder, write_atomically
 FORMAT = "jcl-checkpoint-2"
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
-# Settings that determine the shapes of each part. A part affects those after it, so the first mismatch is reported.
-_SETTINGS = {
-    "_encoder.backbone.": "model.backbone, model.stem or views.image_size",
-    "_encoder.head.": "model.head, model.head_width or model.embedding_dim",
-    "queue.rows": "method.queue_size",
-}
-
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHECKSUM = "checksum"
 _OLD_CHECKSUM = "sha256"  # of the bytes of files of earlier versions; no longer verified
@@ -152,16 +145,14 @@ def read_learner(path: Path) -> tuple[dict[str, Tensor], int]:
 
 
 def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Load weights from the checkpoint at `path`; an error names the settings that do not fit."""
+    """Load weights from the checkpoint at `path`."""
     wanted = network.state_dict()
-    names = [name for name in {**wanted, **weights} if _shape(wanted, name) != _shape(weights, name)]
-    if names:
-        part = next((part for part in _SETTINGS if any(part in name for name in names)), "")
-        name = next(name for name in names if part in name)
-        cause = f"{_SETTINGS[part]} has changed" if part else "it holds another network"
-        shapes = f"{name} is {_shape(weights, name)} in the checkpoint and {_shape(wanted, name)} in the network"
-        remedy = "Restore the settings, or start a new run"
-        raise RunError(f"{path} does not fit the run's settings: {cause} ({shapes}). {remedy}.")
+    for name in {**wanted, **weights}:
+        found, expected = _shape(weights, name), _shape(wanted, name)
+        if found != expected:
+            problem = f"{name} is {found} in the checkpoint and {expected} in the network"
+            remedy = "Restore the settings of model, method.queue_size and views.image_size, or start a new run"
+            raise RunError(f"{path} does not fit the run's settings: {problem}. {remedy}.")
     load_tensors(network, weights)
 
 
