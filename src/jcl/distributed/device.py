@@ -26,10 +26,10 @@ def choose_device(name: str) -> torch.device:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         raise SettingsError(f"Unknown device {name!r}; use auto, cpu, cuda or cuda:N.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingsError(f"Device {name} is not available: PyTorch finds no GPU here; use --device cpu or auto.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SettingsError(f"Device {name} is not available: found {pluralize(torch.cuda.device_count(), 'GPU')}.")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        problem = f"Device {name} is not available: PyTorch finds {pluralize(count, 'GPU')} here"
+        raise SettingsError(f"{problem}; use --device cpu or auto.")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # Triton and CUDA graphs use the current device
     return device

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ from jcl.signals import SECONDS_TO_SAVE, STARTED_BY, caught_signals
 
 ERROR_FOLDER = "JCL_ERROR_FOLDER"  # environment variable: where ranks write their errors; the launcher prints one
 RESTARTS = "JCL_RESTARTS"  # environment variable: how often our launcher has restarted the ranks
-
-_HEALTHY_SECONDS = 3600.0  # a start that lasts longer resets the count of restarts
 
 
 class LaunchEnvironment(NamedTuple):
@@ -103,19 +100,18 @@ def launch(arguments: Sequence[str], devices: int, max_restarts: int = 3) -> Non
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // devices)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     logging.disable(logging.CRITICAL)  # the elastic launcher's messages repeat what the ranks report
-    left, restarts = max_restarts, 0
+    restarts = 0
     while True:
-        started = time.monotonic()
         try:
             return _launch_once(["-m", "jcl", *arguments], devices, restarts)
         except RankFailed as failure:
             if not failure.retry:
                 raise
-            left = max_restarts if time.monotonic() - started > _HEALTHY_SECONDS else left
-            if left == 0:
+            if restarts == max_restarts:
                 raise RankFailed(f"{failure} Gave up after {restarts + 1} starts.", failure.exit_code) from None
-            left, restarts = left - 1, restarts + 1
-            print(f"{failure} Restarting all ranks ({left} more restarts allowed).", file=sys.stderr, flush=True)
+            restarts += 1
+            left = f"{max_restarts - restarts} more restarts allowed"
+            print(f"{failure} Restarting all ranks ({left}).", file=sys.stderr, flush=True)
 
 
 def _launch_once(command: list[str], devices: int, restarts: int) -> None:
