@@ -87,9 +87,7 @@ def _smallest_parts(settings: ResolvedSettings, batch_norm: bool) -> int:
     for name, count in (("train.key_passes", train.key_passes), ("train.accumulate", train.accumulate)):
         for whole, number in parts.items():
             if number % count:
-                most = train.batch_size // 2 if batch_norm else train.batch_size  # a group has at least two images
-                advice = f"set {whole} to a multiple of {count}" if count <= most else f"use {most} at most"
-                raise SettingsError(f"{name}={count} does not divide {whole}={number}; {advice}.")
+                raise SettingsError(f"{name}={count} does not divide {whole}={number}; change one of the two.")
     return min(parts.values())
 
 
