@@ -272,14 +272,6 @@ def test_a_scale_for_each_image():
         torch.testing.assert_close(each[row], one)
 
 
-@pytest.mark.parametrize("name", ["query", "keys", "negatives"])
-def test_what_is_no_tensor_is_named(name):
-    arguments = dict(zip(("query", "keys", "negatives"), inputs(4, 3, 8, 10), strict=True))
-    arguments[name] = arguments[name].numpy()
-    with pytest.raises(TypeError, match="ndarray"):
-        jcl.joint_contrastive_loss(**arguments)
-
-
 @pytest.mark.parametrize("temperature", [0.0, -0.1, NAN, INFINITY])
 def test_every_loss_refuses_a_temperature_that_is_none(temperature):
     query, keys, negatives = inputs(4, 3, 8, 10)

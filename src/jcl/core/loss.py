@@ -177,8 +177,6 @@ def _checked(
         raise ValueError(f"temperature must be positive and finite, got {temperature}.")
     if isinstance(temperature, Tensor) and temperature.shape not in ((), (1,)):
         raise ValueError(f"temperature must be a number, got a tensor of shape {tuple(temperature.shape)}.")
-    if other := [value for value in (query, keys, negatives) if not isinstance(value, Tensor)]:
-        raise TypeError(f"query, keys and negatives must be tensors, got {type(other[0]).__name__}.")
     dimensions_fit = query.ndim == 2 and keys.ndim == 3 and negatives.ndim == 2
     if not (dimensions_fit and keys.shape[::2] == query.shape and negatives.shape[1] == query.shape[1]):
         raise ValueError(
