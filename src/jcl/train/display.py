@@ -105,16 +105,12 @@ class Display:
             self._beside["metrics"] = text
 
     def _describe_knn(self, line: Mapping[str, Any]) -> str:
-        top1, start = line["knn_top1"], line.get("start_knn_top1")
-        baselines = [f"chance {line['chance_top1']:.1f} %"] if "chance_top1" in line else []
+        start, state = line.get("start_knn_top1"), self._describe(self.newest)
         if not line["step"]:
-            states = ["the untrained network" if start is None else "the weights at the start"]
-        else:
-            baselines += [] if start is None else [f"at the start {start:.1f} %"]
-            below = start is not None and top1 < start
-            states = [*(["BELOW the weights at the start"] if below else []), self._describe(self.newest)]
-        beside = f" ({', '.join(baselines)})" if baselines else ""
-        return f"kNN top-1 {top1:.1f} %{beside}; {'; '.join(states)}"
+            state, start = "the untrained network" if start is None else "the weights at the start", None
+        baselines = {"chance": line.get("chance_top1"), "at the start": start}
+        beside = ", ".join(f"{name} {value:.1f} %" for name, value in baselines.items() if value is not None)
+        return f"kNN top-1 {line['knn_top1']:.1f} %{f' ({beside})' if beside else ''}; {state}"
 
     def report(self, step: int) -> None:
         """Print a summary of the newest metrics of a run without kNN, if there are any."""
