@@ -9,7 +9,7 @@ from jcl.distributed.group import Ranks, RollCall
 
 
 def test_ranks_that_do_not_answer_are_named(monkeypatch):
-    monkeypatch.setattr(group, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(group, "ANSWER_SECONDS", 0.3)
     store = dist.HashStore()
     first, _, third = (RollCall(Ranks(rank, 4), store) for rank in range(3))
     third.report()
@@ -18,14 +18,14 @@ def test_ranks_that_do_not_answer_are_named(monkeypatch):
 
 
 def test_ranks_that_all_answer_are_alive(monkeypatch):
-    monkeypatch.setattr(group, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(group, "ANSWER_SECONDS", 0.3)
     first, second = (RollCall(Ranks(rank, 2), store) for store in [dist.HashStore()] for rank in range(2))
     second.report()
     assert first.describe_other_ranks() == "All ranks are alive."
 
 
 def test_without_a_store_nothing_is_claimed(monkeypatch):
-    monkeypatch.setattr(group, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(group, "ANSWER_SECONDS", 0.3)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     call = RollCall(Ranks(0, 2), dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False))
     del store  # with the process that held it
