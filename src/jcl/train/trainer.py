@@ -305,7 +305,7 @@ class TrainingClock:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._last = time.perf_counter()
-        self._first_step, self._seconds = progress.step, 0.0
+        self._counted = progress.step, progress.seconds  # at the last line of metrics
 
     def restart(self) -> None:
         """Do not count the time since the last lap."""
@@ -314,12 +314,10 @@ class TrainingClock:
     def lap(self) -> None:
         now = time.perf_counter()
         self._progress.seconds += now - self._last
-        self._seconds += now - self._last
         self._last = now
 
     def steps_per_second(self) -> float:
         """The speed since the last call."""
         self.lap()
-        speed = (self._progress.step - self._first_step) / max(self._seconds, 1e-9)
-        self._first_step, self._seconds = self._progress.step, 0.0
-        return speed
+        (step, seconds), self._counted = self._counted, (self._progress.step, self._progress.seconds)
+        return (self._progress.step - step) / max(self._progress.seconds - seconds, 1e-9)
