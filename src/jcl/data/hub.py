@@ -63,12 +63,12 @@ def open_hub(location: str, download: bool) -> ImageData:
     datasets = import_extra("datasets", "hf", f"Opening {location}")
     dataset, *parts = hub_name(location).split(":")
     folder = expand_user(dataset)
+    place = str(folder) if folder.is_dir() else dataset
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            found = datasets.load_from_disk(str(folder))
+            found = datasets.load_from_disk(place)
         else:
             offline = datasets.DownloadConfig(local_files_only=not download)
-            place = str(folder) if folder.is_dir() else dataset
             found = datasets.load_dataset(place, parts[0] if len(parts) > 1 else None, download_config=offline)
     except Exception as error:  # of the network, the files or the name
         raise DataError(f"The data set {location} cannot be opened: {first_line(error)}.") from None

@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from jcl.console import pluralize
 from jcl.data.shards.index import read_description
-from jcl.errors import DataError, import_extra
+from jcl.errors import DataError, first_line, import_extra
 from jcl.paths import expand_user
 
 SHARD_LIMIT: Final = 250_000  # a pattern of more shards than this is taken for a mistake
@@ -85,12 +85,8 @@ def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: C
     if missing and not download:
         raise DataError(f"Downloads are disabled, but {len(missing)} of {shards} are not in {folder}.")
     if missing:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / ".lock").acquire()
-        except OSError as error:
-            raise DataError(f"The folder {folder} for downloaded shards is not writable: {error.strerror}.") from error
-        with lock:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
             for number, (url, file) in enumerate(files.items(), start=1):
                 if not file.is_file():
                     _fetch(url, file)
@@ -137,10 +133,4 @@ def _fetch(url: str, file: Path) -> None:
 
 def download_problem(error: Exception) -> str:
     """Why a download failed, without a full stop."""
-    cause = getattr(error, "reason", None)  # of a URLError
-    error = cause if isinstance(cause, OSError) else error
-    if isinstance(error, FileNotFoundError):
-        return "not found"
-    text = getattr(error, "strerror", None) or without_secrets(str(error))
-    text = re.sub(r"\[Errno -?\d+\] ", "", " ".join(text.split()))[:200]
-    return text.rstrip(".") or type(error).__name__
+    return "not found" if isinstance(error, FileNotFoundError) else without_secrets(first_line(error))[:200]

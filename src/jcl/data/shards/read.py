@@ -166,14 +166,10 @@ def _damage(index: ShardIndex, expected_counts: Mapping[str, int]) -> dict[str, 
 
 
 def _labels(index: ShardIndex, numbered: bool, class_names: tuple[str, ...] | None) -> Tensor:
-    texts = list(index.label_texts)
-    if numbered:
-        numbers = [int(text) for text in texts]
-        if class_names is not None and max(numbers) >= len(class_names):
-            file = Path(index.shards[0]).with_name(DESCRIPTION_FILE)
-            raise DataError(f"The file {file} lacks a name of class {max(numbers)}; write the shards again.")
-    else:
-        known = {name: number for number, name in enumerate(class_names or ())}
-        numbers = [known[text] for text in texts]
+    known = {name: number for number, name in enumerate(class_names or ())}
+    numbers = [int(text) if numbered else known[text] for text in index.label_texts]
+    if numbered and class_names is not None and max(numbers) >= len(class_names):
+        file = Path(index.shards[0]).with_name(DESCRIPTION_FILE)
+        raise DataError(f"The file {file} lacks a name of class {max(numbers)}; write the shards again.")
     # The last entry is for index -1, no label.
     return torch.from_numpy(np.array([*numbers, UNLABELED], dtype=np.int64)[index.images[:, 3]])
