@@ -174,7 +174,9 @@ def test_strict_takes_whole_shards_only(tmp_path: Path):
 
 def test_further_pictures_of_a_sample_are_no_images(tmp_path: Path):
     members = {"a.b/0.jpg": png(0), "a.b/0.mask.png": png(1), "a.b/cat.1.jpg": png(2), "a.b/cat.2.jpg": png(3)}
-    assert names(opened(write_tar(tmp_path / "s.tar", members))) == ["a.b/0.jpg", "a.b/cat.1.jpg", "a.b/cat.2.jpg"]
+    source = opened(write_tar(tmp_path / "s.tar", members | {"a.b/cat.cls": b"3", "a.b/cat.2.cls": b"4"}))
+    assert names(source) == ["a.b/0.jpg", "a.b/cat.1.jpg", "a.b/cat.2.jpg"]
+    assert source.labels is not None and source.labels.tolist() == [UNLABELED, 3, 4]
 
 
 def test_check_reads_shards(shards: Path):

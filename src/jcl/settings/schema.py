@@ -367,8 +367,7 @@ def _problem(name: str, problems: list[Any]) -> str:
 
 def invalid_value(name: str, problems: Sequence[Any], value: str | None = None) -> str:
     """`invalid value 0 for train.epochs: must be at least 1`, from the errors of pydantic for one field."""
-    shown = repr(problems[0]["input"]) if value is None else value
-    shown = shown if len(shown) <= _MAX_VALUE_LENGTH else f"{shown[:_MAX_VALUE_LENGTH]}..."
+    shown = (repr(problems[0]["input"]) if value is None else value)[:_MAX_VALUE_LENGTH]
     first, *others = dict.fromkeys(_expected(problem) for problem in problems)
     wanted = " or ".join([first, *(other.removeprefix("must be ") for other in others)])
     close = difflib.get_close_matches(str(problems[0]["input"]), re.findall(r"'([^' ]+)'", wanted), n=1)

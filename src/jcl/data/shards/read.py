@@ -146,7 +146,7 @@ def _images(
 ) -> ShardImages:
     images = ShardImages(files, described, train)
     if not len(images):
-        why = "".join(f"; {shard}: {reason}" for shard, reason in list(images.damage.items())[:3])
+        why = list_some((f"; {shard}: {reason}" for shard, reason in images.damage.items()), 1)
         raise DataError(f"The shard {list_some(map(str, files), 1)} contains no images (.jpg, .png, ...){why}.")
     for shard, reason in images.damage.items() if strict else ():
         raise DataError(f"The shard {shard} is damaged: {reason}. Replace it, or omit --strict to use what is left.")
