@@ -62,13 +62,11 @@ def knn_accuracy(
     truths = classification.class_positions(query_labels, classes).cpu()
     own = slice(ranks.rank * len(queries) // ranks.count, (ranks.rank + 1) * len(queries) // ranks.count)
     # number of neighbors -> the rank of the true class of this rank's queries, parts of (q, t)
-    none = torch.empty(0, len(temperature), dtype=torch.int64)  # there may be fewer queries than ranks
-    parts = {min(each, len(bank)): [none] for each in k}
-    if own.start < own.stop:
-        search = neighbour_chunks(queries[own], bank, max(k), chunk=chunk, device=device)
-        for found, truth in zip(search, torch.split(truths[own], chunk), strict=True):
-            for neighbours, votes in _votes(found, bank_classes, len(classes), k, temperature):
-                parts[neighbours].append(_rank(votes, truth.to(votes.device)).T.cpu())
+    parts: dict[int, list[Tensor]] = {min(each, len(bank)): [] for each in k}
+    search = neighbour_chunks(queries[own], bank, max(k), chunk=chunk, device=device)
+    for found, truth in zip(search, torch.split(truths[own], chunk), strict=True):
+        for neighbours, votes in _votes(found, bank_classes, len(classes), k, temperature):
+            parts[neighbours].append(_rank(votes, truth.to(votes.device)).T.cpu())
     results, labels = [], tuple(classes.tolist())
     for each in k:
         places = ranks.gather_uneven(torch.cat(parts[min(each, len(bank))]))
