@@ -56,7 +56,7 @@ def test_training_leaves_out_crowds_empty_images_and_boxes_outside(instances):
     kept, notes = training_subset(whole, "box")
     assert [image.id for image in kept.images] == [103, 105, 106, 107, 108]
     assert kept.images[0].annotations[0]["bbox"] == [0, 5, 20, 30]
-    assert len(notes) == 1 and "2 boxes" in notes[0]
+    assert len(notes) == 1 and "2 objects" in notes[0]
     truth = whole.ground_truth()
     assert len(truth["annotations"]) == 8 and truth["annotations"][0]["iscrowd"] == 1  # kept for evaluation
     assert truth["annotations"][1]["bbox"] == [200, 10, 30, 30]

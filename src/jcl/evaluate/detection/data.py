@@ -208,24 +208,21 @@ def training_subset(dataset: CocoDataset, task: Task) -> tuple[CocoDataset, list
     Leaves out crowds, boxes with less than a pixel inside the image and, for masks, objects without a segmentation.
     Clips boxes to the image. Drops images without objects and, for keypoints, images without a visible keypoint.
     """
-    images, outside, bare = [], 0, 0
+    images, left_out = [], 0
     for image in dataset.images:
         kept = []
         for annotation in image.annotations:
             if annotation["iscrowd"]:
                 continue
             box = clip_box(annotation["bbox"], image.width, image.height)
-            if box is None:
-                outside += 1
-            elif task == "mask" and not annotation.get("segmentation"):
-                bare += 1
+            if box is None or (task == "mask" and not annotation.get("segmentation")):
+                left_out += 1
             else:
                 kept.append({**annotation, "bbox": box})
         if kept and (task != "keypoint" or any(annotation["num_keypoints"] > 0 for annotation in kept)):
             images.append(replace(image, annotations=tuple(kept)))
-    boxes, objects = pluralize(outside, "box", "boxes"), pluralize(bare, "object")
-    notes = [f"left out {boxes} with less than a pixel inside the image"] if outside else []
-    notes += [f"left out {objects} without a segmentation"] if bare else []
+    needed = "a pixel inside the image" + (" and a segmentation" if task == "mask" else "")
+    notes = [f"left out {pluralize(left_out, 'object')} without {needed}"] if left_out else []
     if not images:
         raise DataError(f"{dataset.file} has no image with an object to train on with --task {task}.")
     return replace(dataset, images=tuple(images)), notes
