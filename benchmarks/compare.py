@@ -31,7 +31,7 @@ from typing import Any
 from comparison import ROWS, Row, results_of, table
 from held_out import HELD_OUT, hold_out
 from machine import described
-from processes import CommandFailed, Processes, has_checkpoints, jcl_command, training_command
+from processes import CommandFailed, Processes, has_checkpoints
 from rich.console import Console
 
 from jcl.commands.inputs import open_run_data, with_absolute_paths
@@ -235,16 +235,13 @@ def measure(row: Row, seed: int, arguments: argparse.Namespace, processes: Proce
     metrics_file, resumed = RunFolder(folder).metrics_file, has_checkpoints(folder)
     before = max((line["step"] for line in read_metrics(metrics_file)), default=0) if metrics_file.exists() else 0
     options = run_options(row, seed, arguments)
-    command = training_command(folder, training, arguments.data, options, [*row.settings, *arguments.set])
     started = time.perf_counter()
-    processes.run(command, training.with_suffix(".txt"))
+    processes.train(folder, training, arguments.data, options, [*row.settings, *arguments.set])
     seconds = time.perf_counter() - started
-    command = jcl_command("linear", folder, "--device", arguments.device, "--json", probe)
-    processes.run(command, probe.with_suffix(".txt"))
+    processes.jcl(probe, "linear", folder, "--device", arguments.device)
     bound = folder.with_name(f"{folder.name}-bound.json")
     if arguments.bound:
-        command = jcl_command("bound", folder, "--scales", SCALES, "--device", arguments.device, "--json", bound)
-        processes.run(command, bound.with_suffix(".txt"))
+        processes.jcl(bound, "bound", folder, "--scales", SCALES, "--device", arguments.device)
     alone = arguments.at_once == 1
     lines, settings = read_metrics(metrics_file), RunFolder(folder).settings()
     method, views = settings.method, settings.views

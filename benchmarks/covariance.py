@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import compare
-from processes import Processes, jcl_command, training_command
+from processes import Processes, jcl_command
 
 from jcl.runs.json_object import read_object, write_object
 
@@ -159,8 +159,7 @@ def figure_3(arguments: argparse.Namespace) -> None:
         method, *own = runs[name]
         options = {"recipe": RECIPE, "method": method, "epochs": arguments.epochs, "device": arguments.device}
         settings = [*SETTINGS, *QUIET, *own, *arguments.set]
-        command = training_command(folders[name], folders[name].with_suffix(".json"), arguments.data, options, settings)
-        processes.run(command, folders[name].with_suffix(".txt"))
+        processes.train(folders[name], folders[name].with_suffix(".json"), arguments.data, options, settings)
 
     def distribution() -> None:
         outputs = ["--device", arguments.device, "--force", "-o", result.with_suffix(".png"), "--json", result]

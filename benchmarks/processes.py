@@ -50,6 +50,16 @@ class Processes:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             raise CommandFailed(f"{log} ends with: {lines[-1] if lines else 'nothing'}")
 
+    def jcl(self, result: Path, *words: Any) -> None:
+        """Run a command of `jcl` that writes its figures to `result`, with its output in a text file beside it."""
+        self.run(jcl_command(*words, "--json", result), result.with_suffix(".txt"))
+
+    def train(
+        self, folder: Path, result: Path, data: Path | str, options: Mapping[str, Any], settings: Iterable[str]
+    ) -> None:
+        """Start a run, or resume one that has a checkpoint; `settings` are passed with --set."""
+        self.run(training_command(folder, result, data, options, settings), result.with_suffix(".txt"))
+
     def _raise_if_stopped(self) -> None:
         if self._stop.requested:
             raise Interrupted("stopped")
@@ -84,9 +94,9 @@ def jcl_command(*words: Any) -> list[str]:
 
 
 def training_command(
-    folder: Path, result: Path, data: Path, options: Mapping[str, Any], settings: Iterable[str]
+    folder: Path, result: Path, data: Path | str, options: Mapping[str, Any], settings: Iterable[str]
 ) -> list[str]:
-    """Start a run, or resume one that has a checkpoint; `settings` are passed with --set."""
+    """The command of `Processes.train`."""
     if has_checkpoints(folder):
         return jcl_command("resume", folder, "--json", result)
     shutil.rmtree(folder, ignore_errors=True)

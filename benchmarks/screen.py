@@ -19,7 +19,7 @@ from typing import Any
 
 from held_out import hold_out
 from machine import save
-from processes import Processes, jcl_command, training_command
+from processes import Processes
 
 from jcl.errors import JclError
 from jcl.settings.commands import PretrainOptions
@@ -137,11 +137,9 @@ def measure(
     folder = arguments.out / f"run-{number}"
     result, probe = result_file(arguments, number), probe_file(arguments, number)
     if not result.exists():
-        command = training_command(folder, result, split, options, assignments(row, arguments))
-        processes.run(command, result.with_suffix(".txt"))
+        processes.train(folder, result, split, options, assignments(row, arguments))
     if arguments.linear and not probe.exists():
-        command = jcl_command("linear", folder, "--device", arguments.device, "--json", probe)
-        processes.run(command, probe.with_suffix(".txt"))
+        processes.jcl(probe, "linear", folder, "--device", arguments.device)
 
 
 def report(rows: list[tuple[int, ...]], arguments: argparse.Namespace) -> dict[str, Any]:

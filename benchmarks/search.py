@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 from held_out import hold_out
 from machine import save
-from processes import Processes, jcl_command, training_command
+from processes import Processes
 
 from jcl.settings.commands import PretrainOptions
 
@@ -63,10 +63,8 @@ class Search:
             options["recipe"] = self.arguments.recipe
         if not result.exists():
             fixed = [f"{key}={json.dumps(value)}" for key, value in FIXED.items()]
-            command = training_command(folder, result, data, options, [*self.settings(name), *fixed])
-            self.processes.run(command, folder.with_suffix(".txt"))
-        linear = jcl_command("linear", folder, "--no-untrained", "--device", self.arguments.device, "--json", probe)
-        self.processes.run(linear, folder.with_suffix(".linear.txt"))
+            self.processes.train(folder, result, data, options, [*self.settings(name), *fixed])
+        self.processes.jcl(probe, "linear", folder, "--no-untrained", "--device", self.arguments.device)
         run, probed = (json.loads(file.read_text(encoding="utf-8")) for file in (result, probe))
         found = {key: run[key] for key in ("knn_top1", "loss", "seconds")} | {"linear_top1": probed["linear_top1"]}
         self.add(name, epochs, seed, found)

@@ -20,7 +20,7 @@ from typing import Any
 
 from held_out import hold_out
 from machine import save
-from processes import Processes, jcl_command, training_command
+from processes import Processes
 
 GOAL = 90.0  # % of the test images
 NEIGHBORS = (10, 200)
@@ -67,12 +67,11 @@ def measure(arguments: argparse.Namespace, seed: int, processes: Processes) -> d
     shutil.rmtree(folder, ignore_errors=True)
     training, classified = (folder.with_name(f"{folder.name}-{kind}.json") for kind in ("training", "knn"))
     options = {"recipe": "cifar10", "epochs": arguments.epochs, "seed": seed, "device": arguments.device}
-    commands = [training_command(folder, training, arguments.data, options, [*OPTIONS, *arguments.set])]
-    words = ("knn", folder, arguments.data, "--device", arguments.device, "--json", classified)
-    commands.append(jcl_command(*words, "--no-untrained", *(part for k in NEIGHBORS for part in ("-k", k))))
+    neighbors = (part for k in NEIGHBORS for part in ("-k", k))
     start = time.perf_counter()
-    for command, log in zip(commands, (training, classified), strict=True):
-        processes.run(command, log.with_suffix(".txt"))
+    processes.train(folder, training, arguments.data, options, [*OPTIONS, *arguments.set])
+    words = ("knn", folder, arguments.data, "--device", arguments.device, "--no-untrained", *neighbors)
+    processes.jcl(classified, *words)
     seconds = time.perf_counter() - start
     found = json.loads(classified.read_text(encoding="utf-8"))
     row = {"seed": seed, "seconds": seconds, "warm": arguments.warm}
