@@ -48,17 +48,14 @@ def brute_ranking(
     return sorted(votes, key=lambda label: (-votes[label], label)) + sorted(others)
 
 
-def brute_accuracy(
-    bank: Tensor, bank_labels: Tensor, queries: Tensor, labels: Tensor, k: int, temperature: float
-) -> tuple[float, float]:
-    rankings = [brute_ranking(query, bank.tolist(), bank_labels.tolist(), k, temperature) for query in queries.tolist()]
-    shares = [
-        100
-        * sum(label in ranking[:top] for ranking, label in zip(rankings, labels.tolist(), strict=True))
-        / len(labels)
-        for top in (1, 5)
-    ]
-    return shares[0], shares[1]
+def brute_rankings(bank: Tensor, bank_labels: Tensor, queries: Tensor, k: int, temperature: float) -> list[list[int]]:
+    return [brute_ranking(query, bank.tolist(), bank_labels.tolist(), k, temperature) for query in queries.tolist()]
+
+
+def share_within(top: int, rankings: list[list[int]], labels: Tensor) -> float:
+    """The percentage of queries whose label is among the first `top` classes."""
+    found = [label in ranking[:top] for ranking, label in zip(rankings, labels.tolist(), strict=True)]
+    return 100 * sum(found) / len(found)
 
 
 def random_problem(
@@ -73,18 +70,19 @@ def random_problem(
 
 @pytest.mark.parametrize("k", [1, 7, 40])
 def test_accuracy_equals_brute_force_on_random_data(k: int) -> None:
-    problem = random_problem(seed=k)
+    *inputs, labels = problem = random_problem(seed=k, bank=60)
     for result in knn_accuracy(*problem, k=[k], temperature=[0.05, 0.2, 5.0]):
-        temperature = result.temperature
-        assert (result.top1, result.top5) == pytest.approx(brute_accuracy(*problem, k, temperature), abs=1e-9)
+        rankings = brute_rankings(*inputs, k, result.temperature)
+        expected = [share_within(top, rankings, labels) for top in (1, 5)]
+        assert [result.top1, result.top5] == pytest.approx(expected, abs=1e-9)
         assert 0 < result.top1 <= result.top5 <= 100
         for label, images, top1 in zip(result.classes, result.class_images, result.class_top1, strict=True):
-            own = problem[3] == label
+            own = (labels == label).nonzero().flatten().tolist()
             if not images:
-                assert not own.any() and top1 is None
+                assert not own and top1 is None
                 continue
-            alone = brute_accuracy(*problem[:2], problem[2][own], problem[3][own], k, temperature)
-            assert (images, top1) == (own.sum(), pytest.approx(alone[0]))
+            alone = share_within(1, [rankings[row] for row in own], labels[own])
+            assert (images, top1) == (len(own), pytest.approx(alone))
 
 
 small_integers = st.integers(-1, 1)
@@ -109,11 +107,9 @@ def test_neighbours_and_accuracy_equal_brute_force_on_tied_data(
     np.testing.assert_allclose(found.similarities, [[value for value, _ in each] for each in expected], atol=2e-7)
 
     (result,) = knn_accuracy(bank, bank_labels, queries, labels, k=[k], temperature=[temperature], chunk=chunk)
-    expected_top1, expected_top5 = brute_accuracy(bank, bank_labels, queries, labels, k, temperature)
-    assert (result.top1, result.top5) == pytest.approx((expected_top1, expected_top5))
-    predicted = torch.tensor(
-        [brute_ranking(query, bank.tolist(), bank_labels.tolist(), k, temperature)[0] for query in queries.tolist()]
-    )
+    rankings = brute_rankings(bank, bank_labels, queries, k, temperature)
+    assert [result.top1, result.top5] == pytest.approx([share_within(top, rankings, labels) for top in (1, 5)])
+    predicted = torch.tensor([ranking[0] for ranking in rankings])
     (result,) = knn_accuracy(bank, bank_labels, queries, predicted, k=[k], temperature=[temperature], chunk=chunk)
     assert result.top1 == 100
 

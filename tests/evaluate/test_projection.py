@@ -10,7 +10,7 @@ from jcl.commands.report_sample import principal_components, tsne
 from jcl.evaluate.neighbours import unit_rows
 
 
-def groups(count: int = 120, classes: int = 6) -> tuple[Tensor, Tensor]:
+def groups(count: int = 60, classes: int = 6) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % classes
     centers = 2 * torch.randn(classes, 24, generator=generator)
