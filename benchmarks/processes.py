@@ -99,7 +99,8 @@ def training_command(
     """The command of `Processes.train`."""
     if has_checkpoints(folder):
         return jcl_command("resume", folder, "--json", result)
-    shutil.rmtree(folder, ignore_errors=True)
+    for path in RunFolder(folder).first_files:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
     flags += [part for pair in settings for part in ("--set", pair)]
     return jcl_command("pretrain", data, *flags, "--out", folder, "--json", result)
