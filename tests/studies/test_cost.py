@@ -159,6 +159,7 @@ def test_growth_is_a_straight_line_through_what_fitted() -> None:
     assert report.growth("multi-key-backprop") == pytest.approx((10, 1))
     assert report.growth("jcl") == pytest.approx((0, 1)) and report.growth("moco-v2") is None
     assert report_of(jcl=[10, 20, 0]).growth("jcl") == pytest.approx((-30 / 7, 3 / 7))
+    assert report_of(jcl=[10, 20]).growth("jcl") is None
     assert report.baseline == StepCost(100, 1.0) and report_of(jcl=[100]).baseline is None
 
 
