@@ -2,6 +2,7 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torchvision.models.vision_transformer import VisionTransformer
 
 from jcl.core.encoder import (
     OWN_BACKBONES,
@@ -54,10 +55,13 @@ def test_backbones_by_name_give_pooled_features_of_the_width_they_say(name, widt
     assert network.eval()(torch.randn(1, 3, size, size)).shape == (1, found)
 
 
-@pytest.mark.usefixtures("zeros")
-def test_torchvision_transformers_are_built_for_the_image_size():
-    network, width = build_backbone("vit_b_32", image_size=32)
-    assert network(torch.randn(1, 3, 32, 32)).shape == (1, width) == (1, 768)
+def test_torchvision_transformers_are_built_for_the_image_size(monkeypatch):
+    def small(name: str, weights: None, **options: int) -> nn.Module:
+        return VisionTransformer(patch_size=32, num_layers=1, num_heads=2, hidden_dim=12, mlp_dim=12, **options)
+
+    monkeypatch.setattr("torchvision.models.get_model", small)
+    network, width = build_backbone("vit_b_32", image_size=64)
+    assert network(torch.randn(1, 3, 64, 64)).shape == (1, width) == (1, 12)
 
 
 @pytest.mark.usefixtures("zeros")
