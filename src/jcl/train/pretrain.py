@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
-from jcl.console import pluralize
 from jcl.core.method import StepMetrics
 from jcl.data import BatchLoader, ImageBatch
 from jcl.errors import DataError
@@ -33,7 +32,7 @@ class PretrainTask(TrainingTask):
         self.epochs, self.steps_per_epoch = settings.train.epochs, loader.steps_per_epoch
         self.batch_size = loader.batch_size
         self._scale = 0.0
-        self._warn_at = 1  # unreadable images
+        self._warned = False  # of an unreadable image
 
     def batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
         self._scale = covariance_scale(self.settings.method, epoch, self.epochs)
@@ -67,14 +66,12 @@ class PretrainTask(TrainingTask):
         return f"At least {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped because the loss was not finite"
 
     def warning(self) -> str | None:
-        """Unreadable images: the first, and again whenever their number has doubled."""
-        count = len(self.loader.skipped)
-        if count < self._warn_at:
+        """The first unreadable image; all of them are counted and listed when training ends."""
+        if self._warned or not self.loader.skipped:
             return None
-        self._warn_at = 2 * count
-        name, reason = next(reversed(self.loader.skipped.items()))
-        before = f"{pluralize(count, 'unreadable image')} so far, the last one " if count > 1 else ""
-        return f"Skipped {before}{name}: {reason}."
+        self._warned = True
+        name, reason = next(iter(self.loader.skipped.items()))
+        return f"Skipped {name}: {reason}."
 
     def before_stop(self) -> None:
         """Merge the unreadable images of all ranks, so that the first can list them."""
