@@ -153,5 +153,5 @@ def test_damage_in_every_packing_is_a_sentence(tmp_path: Path):
 
 
 def test_labels_below_none_are_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"y_train.*-2"):
+    with pytest.raises(DataError, match=r"y_train.*from -1"):
         opened(tmp_path / "a.npz", x_train=COLOUR, y_train=[0, 1, -1, -2, 1])

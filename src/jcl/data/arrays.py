@@ -73,9 +73,7 @@ def _pixels(array: NDArray[np.generic], place: str, channels: int | None) -> Ten
 def _labels(array: NDArray[np.generic], place: str) -> Tensor:
     if array.ndim == 2 and array.shape[1] == 1:  # as in some CIFAR files
         array = array[:, 0]
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise DataError(f"The array {place} must be integers of shape (n,), got {array.dtype} of {array.shape}.")
-    labels = torch.from_numpy(array.astype(np.int64))
-    if len(labels) and labels.min() < UNLABELED:
-        raise DataError(f"The array {place} has the label {int(labels.min())}; only {UNLABELED} may be negative.")
-    return labels
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or (array.astype(np.int64) < UNLABELED).any():
+        found = f"{array.dtype} of {array.shape}"
+        raise DataError(f"The array {place} must be integers from {UNLABELED}, of shape (n,), got {found}.")
+    return torch.from_numpy(array.astype(np.int64))

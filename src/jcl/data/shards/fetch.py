@@ -56,10 +56,10 @@ def expand_braces(pattern: str) -> list[str]:
     try:
         too_many = any(abs(int(end) - int(first)) > SHARD_LIMIT * (int(step or 1) or 1) for first, end, step in ranges)
         names = [] if too_many else list(islice(braceexpand(pattern, escape=False), SHARD_LIMIT + 1))
-    except (ValueError, RecursionError):
-        raise DataError(f"The braces in the pattern {pattern[:80]} are not balanced.") from None
-    if too_many or len(names) > SHARD_LIMIT:
-        raise DataError(f"The pattern {pattern[:80]} expands to more than {SHARD_LIMIT:,} shards; check its ranges.")
+    except (ValueError, RecursionError):  # its braces are not balanced
+        names = []
+    if not 0 < len(names) <= SHARD_LIMIT:
+        raise DataError(f"The pattern {pattern[:80]} is invalid, or has more than {SHARD_LIMIT:,} shards.")
     return names
 
 
