@@ -93,21 +93,6 @@ def test_missing_inputs_of_other_commands(refused, npz, tmp_path):
     assert "There is no folder" in refused("check", tmp_path / "missing")
 
 
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        ("finetune.json", "`jcl finetune --resume "),
-        ("detect.json", "`jcl detect --resume "),
-        ("probe.json", "linear probe"),
-        ("study.json", "`jcl ablate`"),
-    ],
-)
-def test_resume_names_the_command_that_continues_other_trainings(refused, tmp_path, file, said):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / file).write_text("{}")
-    assert said in refused("resume", tmp_path / "out")
-
-
 def test_results_of_other_commands_do_not_hide_a_run(call, pretrained):
     shutil.copytree(pretrained, "run")
     Path("run/finetune.json").write_text("{}")
@@ -234,18 +219,10 @@ def test_results_replace_only_results(refused, call, npz, pretrained):
         assert "train_images" in Path("old.json").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "after"),
-    [
-        (["knn", "a run", ""], "jcl knn 'a run'"),
-        (["pretrain", "photos", "--out", ""], "jcl pretrain photos --out"),
-        (["pretrain", "photos", "--out="], "--out"),
-        (["check", ""], "jcl check"),
-    ],
-)
-def test_an_empty_argument_is_not_the_current_folder(refused, arguments, after):
+@pytest.mark.parametrize("arguments", [["knn", "a run", ""], ["pretrain", "photos", "--out="], ["check", ""]])
+def test_an_empty_argument_is_not_the_current_folder(refused, arguments):
     write_image_folder(Path("photos"))
-    assert f"after `{after}`" in refused(*arguments)
+    assert "is empty" in refused(*arguments)
 
 
 def test_options_with_an_equals_sign_expand_the_home_folder(call, npz, tmp_path, monkeypatch):
@@ -263,7 +240,6 @@ def test_results_do_not_replace_files_of_a_run(refused, npz, pretrained, tmp_pat
         assert f"{name} is the run's own file" in refused("knn", run, "--json", run / name)
     (run / "summary.json").unlink()  # of an unfinished run, which would then pass for a finished one
     assert "summary.json is the run's own file" in refused("knn", run, "--json", run / "summary.json")
-    assert "takes the name of a file" in refused("knn", run, "--json", "-")
 
 
 def test_a_terminal_without_unicode_gets_all_results(call, pretrained, monkeypatch):

@@ -1,11 +1,7 @@
 """The program `jcl`: user errors become a message and an exit code; other exceptions keep their traceback."""
 
-import difflib
 import io
-import re
-import shlex
 import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import typer
@@ -20,17 +16,6 @@ from jcl.errors import Interrupted, JclError, OtherRankFailed, SettingsError, me
 INTERRUPTED = 130  # exit code after Ctrl-C
 # Click's UsageError, which some versions of Typer vendor.
 _ParserError: type[Exception] = typer.BadParameter.__mro__[1]
-# Options and settings with their names in other programs.
-_SYNONYMS = {
-    "backbone": ("arch", "model"),
-    "batch-size": ("bs", "batch"),
-    "devices": ("gpus", "num-gpus"),
-    "image-size": ("crop-size", "input-size", "size"),
-    "init": ("pretrained", "pretrained-weights", "weights"),
-    "lr": ("learning-rate", "base-lr"),
-    "out": ("output", "output-dir", "save-dir"),
-    "weight-decay": ("wd",),
-}
 
 
 def main() -> None:
@@ -39,7 +24,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # do not fail for characters that the encoding lacks
     try:
-        _refuse_empty(sys.argv[1:])
+        if any(not given or (given.startswith("--") and given.endswith("=")) for given in sys.argv[1:]):
+            raise SettingsError("An argument is empty; is a shell variable not set?")  # as a path: the current folder
         code = app(prog_name="jcl", standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught the signal
             _exit_interrupted()
@@ -69,35 +55,11 @@ def main() -> None:
         _exit_interrupted()
 
 
-def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Raise for an empty argument, usually an unset shell variable; as a path it would be the current folder."""
-    for index, argument in enumerate(arguments):
-        if re.fullmatch(r"(--[a-z-]+=)?", argument):
-            where = argument.rstrip("=") or shlex.join(["jcl", *arguments[:index]])
-            raise SettingsError(f"Empty argument after `{where}`; is a shell variable not set?")
-
-
 def _wrong_usage(error: Any) -> WrongUsage:
     context = getattr(error, "ctx", None)
     named = [info.name for info in app.registered_commands if info.name in sys.argv[1:2]]
     command = " ".join(["jcl", *map(str, named)]) if context is None else context.command_path
-    problem = _unknown_option(error) if type(error).__name__ == "NoSuchOption" else error.format_message()
-    return WrongUsage(" ".join(problem.split()).rstrip("."), command)
-
-
-def _unknown_option(error: Any) -> str:
-    """The message for an unknown option, with the option or setting that was probably meant."""
-    from jcl.settings.schema import setting_names
-
-    flags = [] if error.ctx is None else [flag for each in error.ctx.command.params for flag in each.opts]
-    known = {flag.lstrip("-"): f"did you mean {flag}?" for flag in flags if flag.startswith("-")}
-    known |= {flag: f"give {flag.upper()} without an option name" for flag in flags if not flag.startswith("-")}
-    for setting in setting_names() if "--set" in flags else ():
-        known.setdefault(setting.rpartition(".")[2].replace("_", "-"), f"use --set {setting}=VALUE")
-    name = error.option_name.lstrip("-").replace("_", "-")
-    name = next((ours for ours, others in _SYNONYMS.items() if name in others and ours in known), name)
-    hint = next((known[close] for close in difflib.get_close_matches(name, known, n=1, cutoff=0.7)), "")
-    return f"There is no option {error.option_name}{'; ' if hint else ''}{hint}"
+    return WrongUsage(" ".join(error.format_message().split()).rstrip("."), command)
 
 
 def _exit_with(error: JclError) -> NoReturn:
