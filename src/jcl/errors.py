@@ -37,10 +37,6 @@ class Diverged(RunError):
     """The loss or the weights are not finite."""
 
 
-class OutOfMemory(RunError):
-    """The memory of a GPU does not suffice; the message names a setting that needs less."""
-
-
 class Interrupted(JclError):
     """A run was asked to stop and can be resumed."""
 

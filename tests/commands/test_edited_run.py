@@ -17,11 +17,24 @@ from run_tools import QUIET, stop_after
 from small_runs import tiny_settings, write_image_folder
 
 
-def stopped_after_five_of_twelve_steps(npz, folder, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_after(patch, 5, signal.SIGTERM)
+def stop_in_step(step, images, folder, **changes):
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, step, signal.SIGTERM)
         with pytest.raises(Interrupted):
-            pretrain(tiny_settings(npz), folder, console=QUIET)
+            pretrain(tiny_settings(images, **changes), folder, console=QUIET)
+
+
+@pytest.fixture(scope="module")
+def _five_of_twelve_steps(npz, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("edited") / "run"
+    stop_in_step(5, npz, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(_five_of_twelve_steps, tmp_path):
+    """A run stopped after five of twelve steps."""
+    return shutil.copytree(_five_of_twelve_steps, tmp_path / "run")
 
 
 def edit_settings(folder, before, after):
@@ -38,19 +51,14 @@ def edit_settings(folder, before, after):
         (("batch_size: 8", "batch_size: 32"), r"at step 5, beyond the 3 steps"),
     ],
 )
-def test_a_run_is_not_called_finished_because_its_settings_were_edited(npz, tmp_path, monkeypatch, edited, said):
-    folder = tmp_path / "run"
-    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
+def test_a_run_is_not_called_finished_because_its_settings_were_edited(folder, edited, said):
     edit_settings(folder, *edited)
     with pytest.raises(RunError, match=said):
         resume(folder, console=QUIET)
-    edit_settings(folder, *edited[::-1])
-    assert resume(folder, console=QUIET).summary["steps"] == 12
+    assert not (folder / "summary.json").exists()
 
 
-def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_were_not(npz, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
+def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_were_not(folder, tmp_path):
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     edit_settings(folder, "temperature: 0.2", "temperature: 0.3")
     edit_settings(folder, "bn_groups: 2", "bn_groups: 4")
@@ -65,9 +73,7 @@ def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_
     assert "have changed" not in untold.file.getvalue()
 
 
-def test_an_edited_setting_of_the_optimizer_takes_effect_or_is_refused(npz, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
+def test_an_edited_setting_of_the_optimizer_takes_effect_or_is_refused(folder):
     edit_settings(folder, "layer_decay: 1.0", "layer_decay: 0.5")  # other groups of parameters
     with pytest.raises(RunError, match=r"train\.layer_decay"):
         resume(folder, console=QUIET)
@@ -77,9 +83,9 @@ def test_an_edited_setting_of_the_optimizer_takes_effect_or_is_refused(npz, tmp_
     assert {group["weight_decay"] for group in json.loads(metadata["optimiser"])["groups"]} == {0.25}
 
 
-def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tmp_path, monkeypatch):
+def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tmp_path):
     photos, folder = write_image_folder(tmp_path / "photos", 32), tmp_path / "run"
-    stopped_after_five_of_twelve_steps(photos, folder, monkeypatch)
+    stop_in_step(3, photos, folder, train__epochs=1)
 
     def said_when(change) -> str:
         place, said = tmp_path / change.__name__, Console(file=io.StringIO(), width=1000)
@@ -87,7 +93,7 @@ def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tm
         change(place / "photos")
         run = Path(shutil.copytree(folder, place / "run"))
         edit_settings(run, f"location: {photos}", f"location: {place / 'photos'}")
-        assert resume(run, console=said).summary["steps"] == 12
+        assert resume(run, console=said).summary["steps"] == 4
         return said.file.getvalue()
 
     def moved(_): ...
@@ -103,30 +109,19 @@ def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tm
     assert changed not in said_when(moved) and changed in said_when(renamed) and changed in said_when(redrawn)
 
 
-def test_an_epoch_of_other_length_is_told(npz, tmp_path, monkeypatch):
-    folder, said = tmp_path / "run", Console(file=io.StringIO(), width=1000)
-    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
-    edit_settings(folder, "batch_size: 8", "batch_size: 16")
-    resume(folder, console=said)
-    assert "epoch 2.5 instead of 1.25" in said.file.getvalue()
-
-
-def test_other_images_to_test_with_are_told(tmp_path, monkeypatch):
+def test_other_images_to_test_with_are_told(tmp_path):
     photos, folder, said = tmp_path / "photos", tmp_path / "run", Console(file=io.StringIO(), width=1000)
     write_image_folder(photos / "train", 32)
     write_image_folder(photos / "val", 10)
-    stopped_after_five_of_twelve_steps(photos, folder, monkeypatch)
+    stop_in_step(3, photos, folder, train__epochs=1)
     shutil.rmtree(photos / "val/cats")
     resume(folder, console=said)
     assert "changed since the checkpoint: 5 image files" in said.file.getvalue()
     assert "checkpoint: 32 image files" not in said.file.getvalue()
 
 
-def test_the_page_does_not_show_choices_that_were_edited(npz, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
+def test_the_page_does_not_show_choices_that_were_edited(folder):
     chosen = {choice["name"] for choice in json.loads((folder / "choices.json").read_text())["choices"]}
     assert {"train.weight_decay", "train.precision", "method.covariance_scale"} <= chosen
     edit_settings(folder, "weight_decay: 0.0005", "weight_decay: 0.001")
-    resume(folder, console=QUIET)
     assert {choice.name for choice in read_run(folder, "run").choices} == chosen - {"train.weight_decay"}

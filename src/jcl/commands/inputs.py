@@ -17,7 +17,7 @@ from jcl.console import print_line, warn_skipped
 from jcl.core.encoder import build_backbone
 from jcl.data import ArrayImages, ImageData, ImageSource, open_data
 from jcl.data.encoded import EncodedImages
-from jcl.data.named import DEMO_SET, KNOWN_SETS, absolute_location, class_list, default_root
+from jcl.data.named import DEMO_SET, KNOWN_SETS, absolute_location, class_list
 from jcl.data.shards.fetch import is_shard_location, without_secrets
 from jcl.data.source import RGB, NoReadableImages, UnreadableImage, fingerprint, pixel_format, sample_images
 from jcl.distributed.device import choose_device
@@ -54,16 +54,13 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
 
 
 def require_data(settings: Settings, remedy: str, console: Console) -> None:
-    """Raise if the images of a run have moved; print what will be downloaded, and to where."""
-    location, root = settings.data.location, expand_user(settings.data.root)
+    """Raise if the images of a run have moved; print what may be downloaded."""
+    location = settings.data.location
     if location_path(location).is_absolute():
         if not is_shard_location(location) and not location_path(location).exists():
             raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
     elif location != DEMO_SET:
-        stored = "" if hub_name(location) else f", stored in {root if settings.data.root else default_root()}"
-        print_line(console, f"The images of the run are {without_secrets(location)}{stored}.")
-        if settings.data.root and not root.is_dir():
-            raise DataError(f"The folder {root} (data.root of the run) does not exist; create it, or {remedy}.")
+        print_line(console, f"The images of the run are {without_secrets(location)}.")
 
 
 def open_chosen_data(
@@ -185,22 +182,11 @@ def untrained_backbone(info: BackboneInfo, seed: int) -> nn.Module:
     return build_backbone(info.backbone, stem=info.stem, image_size=info.image_size, channels=info.channels)[0]
 
 
-def _values_warning(source: ImageSource, info: BackboneInfo) -> str | None:
-    """A sentence about images that are not 8-bit RGB and have values far from those of the backbone's training."""
-    found = data_facts(source).mean if pixel_format(source) != RGB else None
-    if found is None or all(abs(a - b) <= 10 * std for a, b, std in zip(found, info.mean, info.std, strict=True)):
-        return None
-    means = [", ".join(f"{value:.3g}" for value in mean) for mean in (found, info.mean)]
-    return f"The values of the images (mean {means[0]}) are far from those of training ({means[1]}); scale them alike."
-
-
 def open_target(weights: Path, location: str | None, device: str, console: Console) -> EvaluationTarget:
     """The backbone of a run or file with the data at `location` (default: the data of the run)."""
     loaded, run = open_backbone(weights), RunFolder(checkpoint_run(weights) or weights)
     settings = run.settings() if run.settings_file.is_file() or (location is None and weights.is_dir()) else None
     data = open_chosen_data(location, settings, weights, console, loaded.info.channels)
-    if warning := _values_warning(data.train, loaded.info):
-        print_line(console, f"Warning: {warning}")
     own = "" if settings is None else settings.data.location
     place = own if location is None else absolute_location(location)
     origin: dict[str, Any] = {"data": without_secrets(place)}

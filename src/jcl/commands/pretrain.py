@@ -18,14 +18,12 @@ from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, fail_together
 from jcl.distributed.launch import launch_environment
 from jcl.errors import DataError, RunError
-from jcl.evaluate.folders import DetectionFolder, FinetuneFolder, ProbeFolder
 from jcl.export.loading import read_initial
 from jcl.runs.folder import RunFolder, unfinished_folder
 from jcl.runs.json_object import describe_differences
 from jcl.settings.resolve import FITTED_TO_RANKS, fit_to_ranks, resolve
 from jcl.settings.resolved import Choice, ResolvedSettings, describe_views
 from jcl.settings.schema import Settings, TrainSettings, setting_names, values_of, with_values
-from jcl.studies.ablation import AblationFolder
 from jcl.train.profile import StepProfile, profile_steps
 
 
@@ -136,21 +134,9 @@ def _begin(
         return training.run(folder, label)
 
 
-def _stored_settings(folder: RunFolder) -> ResolvedSettings:
-    """The settings of a started run. For another kind of training, raise an error that says how to continue it."""
-    path = folder.path
-    if not folder.settings_file.exists():  # a run folder may hold a finetune.json for its page
-        for other in (FinetuneFolder(path), ProbeFolder(path), DetectionFolder(path)):
-            if other.settings_file.exists():
-                raise RunError(f"{path} holds a {other.kind}, not a run; {other.how_to_resume}.")
-        if AblationFolder(path).study_file.exists():
-            raise RunError(f"{path} holds an ablation, not a run; repeat its `jcl ablate` command to continue.")
-    return folder.settings()
-
-
 def _resume(path: Path, context: RunContext, device: str | None = None) -> Run:
     ranks, folder = context.ranks, RunFolder(path)
-    settings = context.from_first(lambda: _stored_settings(folder))
+    settings = context.from_first(folder.settings)
     if device is not None:
         settings = with_values(settings, {"train.device": device})
     with fail_together(ranks):
@@ -179,19 +165,12 @@ def _announce(
     what = f"{settings.model.backbone} with {settings.method.name}{describe_views(settings)}"
     images = f"{data.train.description} ({context.device.type}{ranks})"
     context.log(f"Pre-training {what} on {images}, {pluralize(settings.train.epochs, 'epoch')}, into {folder.path}")
-    labels, most = data.train.labels, settings.record.knn_images
+    labels = data.train.labels
     if labels is not None and data.labeled_test is not None:
         context.log(f"  test images: {data.labeled_test.description}")
     elif labels is not None and (labels >= 0).any() and not data.why_untested:
         context.log("  no labeled test images: accuracy is measured on some of the training images")
-    if labels is not None and int((labels >= 0).sum()) > most:
-        some = pluralize(most, "training image")
-        context.log(f"  kNN during training compares with at most {some} (record.knn_images)")
     for line in survey_headers(data.train, settings.data.windows) if context.ranks.first else ():
         context.log(f"  {line}")
     for choice in choices:
         context.log(f"  {choice.name} = {choice.value}: {choice.reason}")
-    train = settings.train
-    for name, effect in (("warmup", "the learning rate never reaches its peak"), ("head", "only the head is trained")):
-        if (epochs := getattr(train, f"{name}_epochs")) >= train.epochs:
-            context.log(f"  warning: train.{name}_epochs={epochs:g} of {pluralize(train.epochs, 'epoch')}: {effect}")

@@ -7,19 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from jcl.commands.run import Run, RunContext, class_accuracies, write_classes
-from jcl.console import pluralize, shell_quote
-from jcl.core.encoder import backbone_traits
-from jcl.core.registry import METHODS
+from jcl.console import pluralize
 from jcl.data import BatchLoader, ImageData
 from jcl.data.shards.fetch import without_secrets
 from jcl.data.source import class_name, fingerprint
 from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
-from jcl.errors import DataError, Interrupted, OutOfMemory, RunError, first_line, memory_problem
+from jcl.errors import DataError, RunError, first_line
 from jcl.evaluate.baselines import baseline_warning, compare_online
 from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.export import backbone_info, save_backbone
@@ -122,10 +119,6 @@ class RunTraining:
         try:
             with trainer.writing_to(folder, record.keep, tensorboard=record.tensorboard, tracker=tracker):
                 trainer.run()
-        except torch.OutOfMemoryError as error:
-            problem = memory_problem(error)
-            remedy = self._memory_remedy(folder)
-            raise OutOfMemory(f"{problem}; {remedy}, or free memory that other programs hold.") from None
         finally:
             self.loader.close()
             if ranks.first and folder.checkpoints.exists():  # otherwise unusable data has left nothing behind
@@ -139,22 +132,16 @@ class RunTraining:
     def _write_results(self, folder: RunFolder, trainer: Trainer, knn: KnnResult | None, peak_memory: int) -> None:
         """Write the backbone, the accuracy of each class and the summary, on the first rank."""
         ranks, info = self.context.ranks, backbone_info(self.settings, self.feature_width)
-        saved = f"The run is trained and saved; write its results with `{folder.resume_command}`."
-        try:
-            with fail_together(ranks):
-                if ranks.first:
-                    save_backbone(self.learner.query_encoder.backbone, info, folder.backbone_file)
-                    if knn is not None:
-                        names = [class_name(self.data.train, label) for label in knn.classes]
-                        write_classes(folder, class_accuracies(knn, names))
-                    # Last: the summary marks the run as finished.
-                    summary = self._write_summary(folder, trainer, peak_memory)
-                    for warning in self._final_warnings(summary, trainer.record.newest.get("train", {})):
-                        self.context.log(f"Warning: {warning}")
-        except KeyboardInterrupt:
-            raise Interrupted(f"Stopped: the results are not written yet. {saved}") from None
-        except RunError as error:
-            raise type(error)(f"{error} {saved}") from None
+        with fail_together(ranks):
+            if ranks.first:
+                save_backbone(self.learner.query_encoder.backbone, info, folder.backbone_file)
+                if knn is not None:
+                    names = [class_name(self.data.train, label) for label in knn.classes]
+                    write_classes(folder, class_accuracies(knn, names))
+                # Last: the summary marks the run as finished.
+                summary = self._write_summary(folder, trainer, peak_memory)
+                for warning in self._final_warnings(summary, trainer.record.newest.get("train", {})):
+                    self.context.log(f"Warning: {warning}")
 
     def _final_warnings(self, summary: dict[str, Any], last: dict[str, Any]) -> Iterator[str]:
         """What is wrong with a finished run, from its summary and its last line of metrics."""
@@ -205,19 +192,6 @@ class RunTraining:
             load_tensors(encoder.backbone, tensors)
         return lines
 
-    def _memory_remedy(self, folder: RunFolder) -> str:
-        """What needs less memory, with the same results if possible."""
-        settings = self.settings
-        batch, accumulate = settings.train.batch_size, 2 * settings.train.accumulate
-        groups = settings.model.bn_groups if backbone_traits(settings.model.backbone).batch_norm else batch
-        if METHODS[settings.method.name].gradient_through_keys or batch % accumulate or batch < 2 * accumulate:
-            return f"use --batch-size {max(2, batch // 2)}"
-        if groups % accumulate:
-            return f"use --accumulate {accumulate} --set model.bn_groups={accumulate}"
-        if folder.checkpoints.exists():
-            return f"set train.accumulate to {accumulate} in {folder.settings_file}, then {folder.how_to_resume}"
-        return f"use --accumulate {accumulate}, which gives the same results"
-
     def _restore(self, folder: RunFolder) -> Progress:
         """Load the newest good checkpoint; the first rank reads it and sends it to the others."""
         context, ranks = self.context, self.context.ranks
@@ -233,8 +207,6 @@ class RunTraining:
                 return Progress(ranks=ranks.count)
             progress = load_checkpoint(path, self.learner, self.optimizer, context.device)
         if progress.ranks != ranks.count:
-            now = pluralize(ranks.count, "rank")
-            context.log(f"Resuming on {now} a run started on {progress.ranks}: rounding errors will differ.")
             progress.settings.pop("model.bn_groups", None)  # adapted to the number of ranks
         progress.ranks = ranks.count
         return progress
@@ -247,12 +219,7 @@ class RunTraining:
         progress.settings = now
         if other := describe_differences({name: now[name] for name in both}, {name: before[name] for name in both}):
             self.context.log(f"Settings have changed since the checkpoint: {other}.")
-        old, new = progress.steps_per_epoch, self.loader.steps_per_epoch
-        if old not in (0, new):
-            epoch, old_epoch = (f"{progress.step / steps:.3g}" for steps in (new, old))
-            place = f"training and its learning rate continue at epoch {epoch} instead of {old_epoch}"
-            self.context.log(f"An epoch now has {new:,} steps instead of {old:,}, so {place}.")
-        progress.steps_per_epoch = new
+        progress.steps_per_epoch = self.loader.steps_per_epoch
         # Only the first rank writes checkpoints, so only it needs the fingerprints.
         self.context.on_first(lambda: self._check_images_and_steps(progress))
 
@@ -290,8 +257,5 @@ class RunTraining:
             device = str(self.context.device)
             with self.context.console.status("writing the report"):
                 write_report([folder.path], folder.report_file, device=device, data=self.data, force=True)
-        except KeyboardInterrupt:
-            again = f"write it with `jcl report {shell_quote(folder.path)}`"
-            raise Interrupted(f"Stopped: the run is finished, only its report is missing; {again}.") from None
         except Exception as error:
             self.context.log(f"Could not write the report {folder.report_file}: {first_line(error)}.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from jcl.console import escape_controls, pluralize, shell_quote
-from jcl.errors import DataError, Diverged, Interrupted, JclError, OutOfMemory, RunError, SettingsError
+from jcl.errors import DataError, Diverged, Interrupted, JclError, RunError, SettingsError
 from jcl.paths import expand_user, read_file, suggest_path
 from jcl.runs.atomic import make_folder, refuse_links, write_atomically
 from jcl.runs.json_object import read_object, write_object
@@ -89,7 +89,7 @@ class TrainingFolder:
 
     @contextlib.contextmanager
     def cleanup_unless_started(self) -> Iterator[None]:
-        """Remove what was written if a user error, divergence or a stop ends the block before the first checkpoint.
+        """Remove what was written if an error, divergence or a stop ends the block before the first checkpoint.
 
         The same command can then be repeated. Files that were there before stay, unless they belong to an unfinished
         training of this kind.
@@ -98,7 +98,7 @@ class TrainingFolder:
         keep = () if ours else tuple(file for file in self.first_files if file.exists())
         try:
             yield
-        except (DataError, Diverged, Interrupted, OutOfMemory, SettingsError, KeyboardInterrupt):
+        except (DataError, Diverged, Interrupted, SettingsError, RuntimeError, KeyboardInterrupt):
             for path in () if self.checkpoints.exists() else self.first_files:
                 if path not in keep:
                     shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
