@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -10,7 +11,6 @@ from torch import nn
 from jcl.commands.inputs import EvaluationTarget, accuracy_figures, open_target, refuse_inside_data, untrained_backbone
 from jcl.commands.run import RunContext
 from jcl.console import STDERR, pluralize, print_line
-from jcl.core.encoder import backbone_parts
 from jcl.data.named import absolute_location
 from jcl.data.source import ImageSource, evenly_spaced, fingerprint, select_images
 from jcl.distributed.device import to_device
@@ -41,22 +41,20 @@ def finetune(options: FinetuneOptions, *, console: Console = STDERR) -> Finetune
         raise SettingsError("Give the weights to fine-tune, as in: jcl finetune runs/photos photos/ --labels 10%.")
     label_amount(options.labels)  # refuse an invalid one before the data is read
     target = open_target(weights, options.data, options.device, console)
-    task = classification_task(target.data)
-    labeled = task.select(label_subset(task.labels, options.labels, options.seed)).train
-    settings = _choose_settings(options, weights, len(labeled))
+    task = _labeled_task(target, options.labels, options.seed)
+    settings = _choose_settings(options, weights, len(task.train))
     refuse_inside_data(out or Path("runs"), target.location)
     if out is not None:
         FinetuneFolder(out).refuse_occupied()
+    fixed: dict[str, Any] = {"images": _fingerprints(task)}
     if options.head_lr is None and not options.from_scratch:
-        head_lr = settings.head_lr * _SQUARED_LENGTH / max(_SQUARED_LENGTH, _squared_length(target, labeled))
-        settings = settings.model_copy(update={"head_lr": round(head_lr, 6)})
-    work = _Finetuning(settings, target, task, options.worker_count, console)
-    settings = settings.model_copy(update={"images": _fingerprints(work.task)})
-    context = RunContext(ALONE, target.device, console)
+        head_lr = settings.head_lr * _SQUARED_LENGTH / max(_SQUARED_LENGTH, _squared_length(target, task.train))
+        fixed["head_lr"] = round(head_lr, 6)
+    settings = settings.model_copy(update=fixed)
     wanted = FinetuneFolder(out or Path("runs") / f"finetune-{target.data.name}")
-    with context.starting(wanted, numbered=out is None) as folder:
-        folder.create(settings.model_dump_json(indent=2), work.names)
-        return work.run(folder)
+    with RunContext(ALONE, target.device, console).starting(wanted, numbered=out is None) as folder:
+        folder.create(settings.model_dump_json(indent=2), _names(task))
+        return _train(folder, settings, target, task, options.worker_count, console)
 
 
 def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> FinetuneSettings:
@@ -82,6 +80,16 @@ def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> Fi
     return validated(FinetuneSettings, values, "the options of `jcl finetune`")
 
 
+def _labeled_task(target: EvaluationTarget, labels: str, seed: int) -> ClassificationTask:
+    """The task with only the training images whose labels are used."""
+    task = classification_task(target.data)
+    return task.select(label_subset(task.labels, labels, seed))
+
+
+def _names(task: ClassificationTask) -> list[str]:
+    return [task.train.name_of(row) for row in range(len(task.train))]
+
+
 def _fingerprints(task: ClassificationTask) -> str:
     return f"{fingerprint(task.train)} {fingerprint(task.test)}"
 
@@ -102,13 +110,13 @@ def resume_finetuning(
         print_line(console, f"The fine-tuning in {folder.path} has finished; nothing to resume.")
         return folder
     target = open_target(Path(settings.weights), settings.data, device or settings.train.device, console)
-    work = _Finetuning(settings, target, classification_task(target.data), workers, console)
-    if settings.images != _fingerprints(work.task) or not folder.holds_labels(work.names):
+    task = _labeled_task(target, settings.labels, settings.train.seed)
+    if settings.images != _fingerprints(task) or not folder.holds_labels(_names(task)):
         problem = f"The images or labels have changed since {folder.path} was started"
         raise RunError(f"{problem}. Start again in another folder with --out.")
     folder.refuse_links()
     with RunContext(ALONE, target.device, console).locked(folder):
-        return work.run(folder, resumed=True)
+        return _train(folder, settings, target, task, workers, console, resumed=True)
 
 
 def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
@@ -128,69 +136,52 @@ def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
     return network.eval(), names
 
 
-class _Finetuning:
-    """A fine-tuning ready to start; `names` are the images whose labels are used."""
-
-    def __init__(
-        self,
-        settings: FinetuneSettings,
-        target: EvaluationTarget,
-        task: ClassificationTask,
-        workers: int,
-        console: Console,
-    ) -> None:
-        self.settings, self.target, self.workers, self.console = settings, target, workers, console
-        info, seed, backbone = target.info, settings.train.seed, target.backbone
-        self.task = task.select(label_subset(task.labels, settings.labels, seed))
-        self.names = [self.task.train.name_of(row) for row in range(len(self.task.train))]
-        if settings.from_scratch:
-            backbone = untrained_backbone(info, seed)
-        network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=seed)
-        self.network = to_device(network, target.device)
-
-    def run(self, folder: FinetuneFolder, *, resumed: bool = False) -> FinetuneFolder:
-        settings, network, task = self.settings, self.network, self.task
-        preprocessing, device = self.target.info.preprocessing, self.target.device
-        self._announce(folder)
-        work = supervised.ClassifierTask(
-            title="fine-tuning",
-            network=network,
-            optimizer=supervised.finetune_optimizer(network, settings),
-            data=task,
-            preprocessing=preprocessing,
-            recipe=supervised.crop_and_flip(preprocessing, jitter=settings.jitter),
-            train=settings.train,
-            device=device,
-            workers=self.workers,
-            label_smoothing=settings.label_smoothing,
-        )
-        scores, progress, unreadable = supervised.train_and_evaluate(work, self.console, folder, resumed=resumed)
-        save_backbone(network.backbone, self.target.info, folder.backbone_file)
-        folder.save_classifier(network.fc, task.class_names)
-        summary = {
-            **accuracy_figures("finetune", scores),
-            **settings.model_dump(include={"labels", "from_scratch", "head_lr", "label_smoothing"}),
-            **settings.train.model_dump(include={"epochs", "batch_size", "lr", "layer_decay", "weight_decay", "seed"}),
-            "labels_used": len(task.train) - unreadable,
-            "skipped": unreadable,
-            "classes": len(task.classes),
-            "test_held_out": task.held_out,
-            "data": self.target.origin["data"],
-            "steps": progress.step,
-            "seconds": progress.seconds,
-        }
-        folder.write_summary(summary)  # last: it marks the fine-tuning as finished
-        return folder
-
-    def _announce(self, folder: FinetuneFolder) -> None:
-        settings, train = self.settings, self.settings.train
-        parts = list(backbone_parts(self.network.backbone))
-        start = "random weights" if settings.from_scratch else settings.weights
-        images, classes = len(self.task.train), pluralize(len(self.task.classes), "class", "classes")
-        labels = f"{pluralize(images, 'labeled image')} ({settings.labels}, {classes})"
-        length = f"{pluralize(train.epochs, 'epoch')} in batches of {train.batch_size}"
-        what = f"Fine-tuning {self.target.info.backbone} from {start} with {labels} on {self.target.device}"
-        print_line(self.console, f"{what}, {length}, into {folder.path}")
-        lowest = float(train.lr) * train.layer_decay ** (len(parts) - 1)
-        rates = f"{lowest:.2g} ({parts[0]}) to {train.lr:.2g} ({parts[-1]}), {settings.head_lr:.2g} for the new layer"
-        print_line(self.console, f"  learning rates: {rates}")
+def _train(
+    folder: FinetuneFolder,
+    settings: FinetuneSettings,
+    target: EvaluationTarget,
+    task: ClassificationTask,
+    workers: int,
+    console: Console,
+    *,
+    resumed: bool = False,
+) -> FinetuneFolder:
+    """Train, evaluate, and write network and summary."""
+    info, train = target.info, settings.train
+    backbone = untrained_backbone(info, train.seed) if settings.from_scratch else target.backbone
+    network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=train.seed)
+    network = to_device(network, target.device)
+    start = "random weights" if settings.from_scratch else settings.weights
+    images, classes = pluralize(len(task.train), "labeled image"), pluralize(len(task.classes), "class", "classes")
+    what = f"Fine-tuning {info.backbone} from {start} with {images} ({settings.labels}, {classes}) on {target.device}"
+    length = f"{pluralize(train.epochs, 'epoch')} in batches of {train.batch_size}"
+    print_line(console, f"{what}, {length}, into {folder.path}")
+    work = supervised.ClassifierTask(
+        title="fine-tuning",
+        network=network,
+        optimizer=supervised.finetune_optimizer(network, settings),
+        data=task,
+        preprocessing=info.preprocessing,
+        recipe=supervised.crop_and_flip(info.preprocessing, jitter=settings.jitter),
+        train=train,
+        device=target.device,
+        workers=workers,
+        label_smoothing=settings.label_smoothing,
+    )
+    scores, progress, unreadable = supervised.train_and_evaluate(work, console, folder, resumed=resumed)
+    save_backbone(network.backbone, info, folder.backbone_file)
+    folder.save_classifier(network.fc, task.class_names)
+    summary = {
+        **accuracy_figures("finetune", scores),
+        **settings.model_dump(include={"labels", "from_scratch", "head_lr", "label_smoothing"}),
+        **train.model_dump(include={"epochs", "batch_size", "lr", "layer_decay", "weight_decay", "seed"}),
+        "labels_used": len(task.train) - unreadable,
+        "skipped": unreadable,
+        "classes": len(task.classes),
+        "test_held_out": task.held_out,
+        "data": target.origin["data"],
+        "steps": progress.step,
+        "seconds": progress.seconds,
+    }
+    folder.write_summary(summary)  # last: it marks the fine-tuning as finished
+    return folder
