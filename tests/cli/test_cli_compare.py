@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import jcl
 from jcl.commands.compare import Compared, Comparison
 from jcl.core.encoder import build_backbone
 from jcl.evaluate.quality import Quality
@@ -28,7 +27,7 @@ def test_compare_gives_what_training_recorded(call, runs):
         assert found[f"{name}_knn_top1"] == recorded["knn"]["knn_top1"]
     best = max("jcl", "moco_v2", key=lambda name: found[f"{name}_rankme"])
     assert found["best_rankme"] == best and 0 <= found["best_rankme_share"] <= 1
-    assert found["images"] == 34 and "Note" not in out and "kNN top-1" in out
+    assert found["images"] == 34 and "kNN top-1" in out
 
 
 def test_a_run_named_best_keeps_its_values(call, runs, tmp_path):
@@ -46,14 +45,6 @@ def test_compare_lists_no_accuracy_on_other_images(call, runs, tmp_path, images)
     assert call("compare", runs["jcl"], tmp_path / "other", "--json", "found.json")[0] == 0
     found = json.loads(Path("found.json").read_text())
     assert "jcl_knn_top1" in found and "other_knn_top1" not in found and "other_rankme" in found
-
-
-def test_compare_names_a_network_without_finite_features(call, runs, npz, tmp_path):
-    found = jcl.load_backbone(runs["jcl"])
-    found.layers[1].weight.data.fill_(3e38)  # overflows
-    save_backbone(found, found.info, tmp_path / "lost.safetensors")
-    code, out, err = call("compare", tmp_path / "lost.safetensors", runs["jcl"], npz, "--images", 8)
-    assert code == 0 and re.search(r"Note: lost\.safetensors .*NaN", out), err
 
 
 def test_compare_checkpoints_and_one_run(call, runs, npz):
@@ -87,7 +78,7 @@ def test_a_difference_is_clear_if_almost_all_halves_of_the_images_agree():
         return Compared(name, Quality(sum(values) / len(values), 1 + values[0], math.nan), halves, knn)
 
     high, same, low = run("high", [5.0, 6.0], 90.0), run("same", [6.0, 4.0], 70.0), run("low", [1.0, 2.0], 80.0)
-    found = Comparison([low, same, high], 10, ())
+    found = Comparison([low, same, high], 10)
     best, shares = found.best("rankme")
     assert best is high and shares == {"low": 1.0, "same": 0.5}
     assert found.best("alpha_req")[0] is low  # the nearest to 1

@@ -67,16 +67,6 @@ def test_classes_are_shown_where_there_are_some(call, run_folder, photos):
     assert lines[0] == ["1", "1.0000", "0", "001.png"] and len(lines) == 2
 
 
-def test_images_that_are_gone_cost_the_picture_only(call, run_folder, tmp_path):
-    folder = write_image_folder(tmp_path / "photos")
-    assert call("embed", run_folder, folder, "-o", "f.npz", "--device", "cpu")[0] == 0
-    folder.rename(tmp_path / "moved")
-    code, out, err = call("neighbours", "--row", 0, "--index", "f.npz", "-o", "near.png")
-    assert code == 0 and "cats/000.png" in out
-    assert "There is no folder" in err and err.count("\n") == 1
-    assert not Path("near.png").exists()
-
-
 def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     Path("mine.npz").write_text("precious")
     assert "--force" in refused("embed", run_folder, npz, "-o", "mine.npz")

@@ -80,17 +80,6 @@ def test_distribution_of_the_projection(call, runs):
     assert code == 0 and figures["jcl_feature_width"] == 16 and figures["feature"] == "projection", err
 
 
-def test_runs_trained_on_other_views_are_shown_the_first_ones(call, runs, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(runs["moco-v2"], other)
-    text = (other / "settings.yaml").read_text().replace("min_scale: 0.2", "min_scale: 0.6")
-    (other / "settings.yaml").write_text(text)
-    code, out, err = call("distribution", runs["jcl"], other, "--views-per-image", 2, "--images", 4)
-    assert code == 0 and "Note: " in out and str(other) in out, err
-    code, out, _ = call("distribution", runs["jcl"], other, "--views-per-image", 2, "--images", 4, "--views", "moco-v1")
-    assert code == 0 and "Note: " not in out and "(moco-v1)" in out
-
-
 def test_a_folder_is_called_by_its_whole_name(call, runs, tmp_path):
     folders = [tmp_path / name for name in ("temperature-0.1-seed-0", "temperature-0.2-seed-0")]
     for folder in folders:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jcl.cli.options import EVALUATE, command
 from jcl.cli.printing import echo, err, out, print_test, progress_bar, rank, text_table
-from jcl.console import format_bytes, join_words, no_progress, pluralize, print_line
-from jcl.errors import DataError
+from jcl.console import format_bytes, no_progress, pluralize, print_line
 
 if TYPE_CHECKING:
     from jcl.commands.compare import Comparison
@@ -25,23 +24,16 @@ def knn(options: commands.KnnOptions) -> dict[str, Any]:
 
     with progress_bar("features") as progress:
         results, figures = measure_knn(options, progress)
-    best = results[0]
-    columns = _columns(len(best.classes))
-    rows = []
+    best, rows = results[0], []
     for result in results:
         untrained = figures.get(f"untrained_knn_top1_k{result.k}_t{result.temperature:g}")
-        values = [*(getattr(result, name) for name in columns), untrained]
-        rows.append([str(result.k), f"{result.temperature:g}", *map(_percent, values)])
-    out.print(text_table(["k", "temperature", *columns.values(), "untrained top-1"], rows))
+        values = map(_percent, (result.top1, result.top5, untrained))
+        rows.append([str(result.k), f"{result.temperature:g}", *values])
+    out.print(text_table(["k", "temperature", "top-1", "top-5", "untrained top-1"], rows))
     if any(result.bank < result.k for result in results):
         echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, fewer than k.")
     print_test(figures, "knn_top1", f"The bank has {pluralize(best.bank, 'image')}. ")
     return figures
-
-
-def _columns(classes: int) -> dict[str, str]:
-    """The titles of the columns by attribute; without the top-5 accuracy if it is always 100 %."""
-    return {"top1": "top-1", "top5": "top-5"} if classes > 5 else {"top1": "top-1"}
 
 
 def _percent(value: float | None) -> str:
@@ -61,10 +53,10 @@ def linear(options: commands.LinearOptions) -> dict[str, Any]:
     with bar as progress:
         report = measure_linear(options, progress=progress)
     figures = report.figures
+    accuracies = [_percent(figures[name]) for name in ("linear_top1", "linear_top5")]
     chosen = [f"{figures[name]:g}" for name in ("lr", "weight_decay")]
-    columns = _columns(figures["classes"])
-    row = [figures["protocol"], *(_percent(figures[f"linear_{name}"]) for name in columns), *chosen]
-    out.print(text_table(["protocol", *columns.values(), "learning rate", "weight decay"], [row]))
+    row = [figures["protocol"], *accuracies, *chosen]
+    out.print(text_table(["protocol", "top-1", "top-5", "learning rate", "weight decay"], [row]))
     trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
     print_test(figures, "linear_top1", f"Trained on {trained} of {classes}. ")
     if report.edges:
@@ -93,9 +85,8 @@ def finetune(options: commands.FinetuneOptions) -> dict[str, Any]:
     else:
         folder = run_finetuning(options)
     summary = folder.summary()
-    columns = _columns(summary["classes"])
-    row = [f"{summary['labels_used']:,}", *(_percent(summary[f"finetune_{name}"]) for name in columns)]
-    out.print(text_table(["labels used", *columns.values()], [row]))
+    accuracies = [_percent(summary[name]) for name in ("finetune_top1", "finetune_top5")]
+    out.print(text_table(["labels used", "top-1", "top-5"], [[f"{summary['labels_used']:,}", *accuracies]]))
     print_test(summary, "finetune_top1")
     echo(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     return summary
@@ -142,8 +133,6 @@ def compare(options: commands.CompareOptions) -> dict[str, Any]:
     correlations = {title: found.correlation(measure) for measure, title in titles.items()}
     if texts := [f"{title} {value:.2f}" for title, value in correlations.items() if value is not None]:
         echo(f"Rank correlation with kNN (1: same order, 0: unrelated): {', '.join(texts)}.")
-    for note in found.notes:
-        echo(f"Note: {note}")
     return found.as_dict()
 
 
@@ -154,13 +143,10 @@ def _print_best(found: Comparison, measure: str, title: str) -> None:
     if (result := found.best(measure)) is None:
         return
     best, shares = result
-    unclear = [f"than {name} in {share:.0%}" for name, share in shares.items() if share < CLEAR]
-    lowest, halves = min(shares.values()), f"{RESAMPLES} random halves of the images"
-    verdict = f"{best.name} is best, in {'all' if lowest == 1 else f'at least {lowest:.0%} of'} {halves}"
-    if unclear:
-        more = [f"than others in fewer than {CLEAR:.1%}"] if len(unclear) > 3 else []
-        verdict = f"no clear difference. Of {halves}, {best.name} is better {join_words(unclear[:3] + more)}"
-    echo(f"{title}: {verdict}.")
+    other, share = min(shares.items(), key=lambda pair: pair[1])
+    doubt = "" if share >= CLEAR else ", no clear difference"
+    halves = f"{RESAMPLES} random halves of the images"
+    echo(f"{title}: {best.name} is best, better than {other} on {share:.0%} of {halves}{doubt}.")
 
 
 @command("embed", group=EVALUATE)
@@ -195,10 +181,7 @@ def neighbours(options: commands.NeighboursOptions) -> dict[str, Any]:
     _print_matches(matches, columns)
     if options.out is not None:
         some = f" of the first {DRAWN} images" if len(matches.queries) > DRAWN else ""
-        try:
-            echo(f"The neighbors{some} are drawn in {draw_matches(matches, options.out)}.")
-        except DataError as error:  # without the images there is no picture, but the table has been printed
-            print_line(err, f"The neighbors could not be drawn: {error}")
+        echo(f"The neighbors{some} are drawn in {draw_matches(matches, options.out)}.")
     return columns
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jcl.cli.options import STUDY, command
 from jcl.cli.printing import echo, err, out, print_test, progress_bar, text_table, write_json
-from jcl.console import format_bytes, pluralize
+from jcl.console import format_bytes, list_some, pluralize
 
 if TYPE_CHECKING:
     from jcl.commands.ablate import Ablation
@@ -83,14 +83,11 @@ def _print_ablation(found: Ablation) -> None:
     out.print(table)
     if found.results["cells_done"]:
         print_test(found.results)
-    if len(best) == 1:
+    if best:
         doubt = "" if clear else "; others are within the uncertainty"
-        echo(f"Best on held-out training images (validation): {describe(best[0].values)}{doubt}.")
-    elif best:
-        tied = "; ".join(describe(point.values) for point in best[:4]) + ("; ..." if len(best) > 4 else "")
-        echo(f"Tied on held-out training images (validation): {tied}.")
-    plot = "plot in ablation.png, " if (found.folder / "ablation.png").is_file() else ""
-    echo(f"Results are in {found.folder}: {plot}all cells in ablation.csv.")
+        tied = list_some([describe(point.values) for point in best], 4)
+        echo(f"Best on held-out training images (validation): {tied}{doubt}.")
+    echo(f"Results are in {found.folder}: plot in ablation.png, all cells in ablation.csv.")
 
 
 def _mean(point: Point, metric: str) -> str:
@@ -135,10 +132,6 @@ def _print_distribution(report: DistributionReport) -> None:
         share = paired_shares(first, spread)[0]
         echo(f"The views of an image are more similar with {first_name} than with {name} on {share:.1f} % of images.")
     echo("The variance of unit features is (1 - similarity) / width.")
-    if len({spread.width for spread in report.spreads.values()}) > 1:
-        echo("The features differ in width: compare their similarities, not their variances.")
-    for note in report.notes:
-        echo(f"Note: {note}")
 
 
 @command("bound", group=STUDY)

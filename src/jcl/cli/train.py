@@ -98,9 +98,8 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         "seed": ("seed", str),
     }
     rows = []
-    always_100 = "knn_top5" if summary.get("classes", 6) <= 5 else ""
     for name, (words, write) in known.items():
-        if name != always_100 and summary.get(name) is not None and (name, summary[name]) != ("ranks", 1):
+        if summary.get(name) is not None and (name, summary[name]) != ("ranks", 1):
             rows.append((words, write(summary[name])))
             if (low := summary.get(f"{name}_interval_low")) is not None:
                 rows.append(("95 % interval", f"{low:.1f} to {summary[f'{name}_interval_high']:.1f} %"))

@@ -13,7 +13,7 @@ from torch import nn
 
 from jcl.commands.inputs import distinct_names, open_chosen_data
 from jcl.commands.run import open_trained
-from jcl.console import STDERR, ProgressCallback, join_words, plain_names, warn_skipped
+from jcl.console import STDERR, ProgressCallback, plain_names, warn_skipped
 from jcl.data import ImageSource
 from jcl.distributed.device import choose_device, to_device
 from jcl.errors import DataError, RunError, SettingsError
@@ -45,7 +45,6 @@ class Networks(NamedTuple):
     networks: Sequence[NamedNetwork]
     source: ImageSource
     canvas: int
-    notes: Sequence[str]
     trained: Sequence[Path]  # the runs on these images, unless others are given
 
 
@@ -56,7 +55,7 @@ def open_networks(
     paths, location = split_arguments(options.weights)
     folders = {path: RunFolder(checkpoint_run(path) or path) for path in paths}
     settings = {path: folder.settings() for path, folder in folders.items() if folder.settings_file.is_file()}
-    networks, notes = _load_networks(paths, settings, options.views, of, device)
+    networks = _load_networks(paths, settings, options.views, of, device)
     first = next(iter(settings.values()), None)
     data = open_chosen_data(location, first, paths[-1], STDERR, len(networks[0].recipe.mean))
     source = data.train if split == "train" else data.test
@@ -67,7 +66,7 @@ def open_networks(
     canvas = max([run.data.canvas for run in settings.values()] + [canvas_side(size, 0.2) for size in sizes])
     images = None if first is None or location else (first.data.location, first.data.subset)
     trained = [path for path, run in settings.items() if (run.data.location, run.data.subset) == images]
-    return Networks(paths, networks, source, canvas, notes, trained)
+    return Networks(paths, networks, source, canvas, trained)
 
 
 def split_arguments(texts: Sequence[str]) -> tuple[list[Path], str | None]:
@@ -86,16 +85,12 @@ def _holds_weights(path: Path) -> bool:
 
 def _load_networks(
     paths: Sequence[Path], settings: RunSettings, wanted: str | None, of: str, device: torch.device
-) -> tuple[list[NamedNetwork], list[str]]:
-    """The networks with one view recipe for all, and notes about runs that were trained on other views."""
-    recipe, changes, notes = wanted or _DEFAULT_VIEWS, dict[str, Any](), []
+) -> list[NamedNetwork]:
+    """The networks with one view recipe for all: the one named, or that of the first run."""
+    recipe, changes = wanted or _DEFAULT_VIEWS, dict[str, Any]()
     if wanted is None and settings:
-        views = {str(path): (own.views.recipe, recipe_changes(own.views)) for path, own in settings.items()}
-        first, (recipe, changes) = next(iter(views.items()))
-        others = [path for path, own in views.items() if own != (recipe, changes)]
-        if others:
-            were = join_words(others) if len(others) < 3 else f"{others[0]} and {len(others) - 1} others"
-            notes = [f"All networks see the views of {first} (--views changes them); trained with other views: {were}."]
+        first = next(iter(settings.values())).views
+        recipe, changes = first.recipe, recipe_changes(first)
     networks: list[NamedNetwork] = []
     for name, path in zip(distinct_names(paths), paths, strict=True):
         if of == "projection":
@@ -111,14 +106,14 @@ def _load_networks(
             raise SettingsError("The networks take different numbers of channels; compare those of one kind.")
         own_changes = {"color": len(mean) == 3, **changes}
         networks.append(NamedNetwork(name, module, view_recipe(recipe, size, mean=mean, std=std, **own_changes)))
-    return networks, notes
+    return networks
 
 
 def compare_views(options: DistributionOptions, progress: ProgressCallback) -> DistributionReport:
     """Figure 3 for several networks."""
     started = time.perf_counter()
     device = choose_device(options.device)
-    _, networks, source, canvas, notes, _ = open_networks(options, device, of=options.of, split=options.split)
+    _, networks, source, canvas, _ = open_networks(options, device, of=options.of, split=options.split)
     sampler = distribution.view_sampler(options, device, canvas, progress)
     rows = distribution.sample_rows(source, options.images, options.seed)
     spreads, readable = distribution.view_spreads(networks, source, rows, sampler, options.views_per_image)
@@ -134,7 +129,7 @@ def compare_views(options: DistributionOptions, progress: ProgressCallback) -> D
         "seconds": time.perf_counter() - started,
     }
     by_name = {network.name: spread for network, spread in zip(networks, spreads, strict=True)}
-    return DistributionReport(by_name, [source.name_of(row) for row in readable.tolist()], summary, notes)
+    return DistributionReport(by_name, [source.name_of(row) for row in readable.tolist()], summary)
 
 
 @dataclass(frozen=True)
@@ -160,7 +155,6 @@ class Comparison:
 
     runs: Sequence[Compared]
     images: int
-    notes: Sequence[str]
 
     def best(self, measure: str) -> tuple[Compared, dict[str, float]] | None:
         """The best of several networks, and the share of the halves in which it is above each of the others."""
@@ -197,7 +191,7 @@ class Comparison:
 def compare_quality(options: CompareOptions, progress: ProgressCallback) -> Comparison:
     """Measure all networks without labels."""
     device = choose_device(options.device)
-    paths, networks, source, canvas, notes, trained = open_networks(options, device)
+    paths, networks, source, canvas, trained = open_networks(options, device)
     sampler = distribution.ViewSampler(0, device, canvas=canvas, workers=options.worker_count)
     found, images = [], 0
     for path, network in zip(paths, networks, strict=True):
@@ -207,10 +201,7 @@ def compare_quality(options: CompareOptions, progress: ProgressCallback) -> Comp
         found.append(Compared(network.name, quality, halves, _recorded_knn(path) if path in trained else None))
         progress(len(found), len(paths))
     warn_skipped(STDERR, sampler.skipped)
-    lost = [run.name for run in found if math.isnan(run.quality.rankme)]
-    notes = [*notes, *(f"{name} gives NaN or infinite features; it may have diverged." for name in lost)]
-    few = [f"{MIN_IMAGES} images or more are needed to say which is better."] if images < MIN_IMAGES else []
-    return Comparison(found, images, [*notes, *few])
+    return Comparison(found, images)
 
 
 def _recorded_knn(path: Path) -> float | None:

@@ -1,6 +1,5 @@
 """Write the features of images to a file (`jcl embed`), and find the nearest images in it (`jcl neighbours`)."""
 
-import difflib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -141,9 +140,7 @@ def _image_query(table: FeatureTable, name: str) -> Query:
     if len(rows) > 1:
         raise SettingsError(f"The index has several images named {name}; choose one with --row, for example {rows[0]}.")
     if not rows:
-        close = difflib.get_close_matches(name, table.names[:20_000], n=1)
-        hint = f"; did you mean {close[0]}?" if close else "."
-        raise DataError(f"{name} is neither a file nor an image of the index{hint}")
+        raise DataError(f"{name} is neither a file nor an image of the index.")
     return Query(name, rows[0])
 
 

@@ -156,9 +156,8 @@ def _measured(path: Path, metrics: Sequence[Mapping[str, Any]], settings: Resolv
     found: dict[Metric, Estimate] = {}
     for values in (training, summary, *stored):
         images = values.get("test_images")
-        few = is_number(classes := values.get("classes", 6)) and classes <= 5  # of which the top 5 are all
         for name in METRICS:
-            if is_number(values.get(name)) and not (few and name.endswith("_top5")):
+            if is_number(values.get(name)):
                 share = is_number(images) and name.endswith(("top1", "top5")) and name != "chance_top1"
                 metric = Metric(name, _protocol(name, values, settings))
                 found[metric] = estimate(values[name], images if share else None)

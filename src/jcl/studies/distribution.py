@@ -200,7 +200,6 @@ class DistributionReport:
     spreads: Mapping[str, ViewSpread]  # by the networks' names
     image_names: Sequence[str]
     summary: dict[str, Any]
-    notes: Sequence[str]
 
     def metrics(self) -> dict[str, Any]:
         """One flat object, with the networks' names in the keys."""
