@@ -99,9 +99,7 @@ def test_what_a_detector_is_evaluated_on(call, coco, tmp_path):
     chosen = {
         ("--coco", moved): (1, True, False),
         ("--coco", other.parent): (5, False, False),
-        ("--val-json", other, "--images", other.parent / "images"): (5, False, False),
         ("--coco", coco, "--val-json", file): (8, False, True),
-        ("--coco", coco, "--val-json", other, "--val-images", other.parent / "images"): (5, False, False),
     }
     for options, expected in chosen.items():
         code, out, err = call("detect", "--eval-only", "own", *options, "--workers", 0, "--json", "own.json")
@@ -146,7 +144,6 @@ def test_two_ranks_train_one_detector(coco, tmp_path):
     saved, _ = read_tensors(newest_checkpoint(tmp_path / "ranks" / "checkpoints"))
     # What is saved is of both ranks, so that either may go on from it; the first rank's own loss is another.
     assert float(saved["progress.window"][0]) == pytest.approx(last["loss"], rel=1e-6)
-    assert "batch norms" in done.stderr
     assert done.stdout.count("Everything is in") == 1
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 
 from jcl.commands.inputs import data_facts, open_run_data, open_target, refuse_inside_data, with_absolute_paths
 from jcl.commands.pretrain import pretrain, resume
@@ -156,18 +155,15 @@ class Ablation:
     results: Mapping[str, Any]
     failed: Mapping[str, str] = field(default_factory=dict)  # errors by the cells' titles
     unfinished: int = 0
-    signal_name: str = ""
 
     def raise_if_incomplete(self) -> None:
         if self.unfinished:
-            prefix = f"{self.signal_name} received: " if self.signal_name else ""
             cells = pluralize(self.unfinished, "cell")
-            raise Interrupted(f"{prefix}{cells} unfinished in {self.folder}; run the same command again to continue.")
+            raise Interrupted(f"{cells} unfinished in {self.folder}; run the same command again to continue.")
         if self.failed:
-            cells, errors = pluralize(len(self.failed), "cell"), list(dict.fromkeys(self.failed.values()))
-            others = f" See {self.folder / 'ablation.csv'} for the other errors." if len(errors) > 1 else ""
-            failed = f"{cells} failed ({list_some(self.failed, 3)})"
-            raise RunError(f"{failed}: {errors[0]}{others} Run the same command again to retry.")
+            failed = f"{pluralize(len(self.failed), 'cell')} failed ({list_some(self.failed, 3)})"
+            error, table = next(iter(self.failed.values())), self.folder / "ablation.csv"
+            raise RunError(f"{failed}: {error} Run the same command again to retry. All errors are in {table}.")
 
 
 def write_plan(options: AblateOptions, console: Console) -> tuple[Path, int, int]:
@@ -205,7 +201,7 @@ def run_ablation(plan: Plan, out: Path | None, run_cells: RunCells, console: Con
     lists = [read_skipped(RunFolder(each.path).skipped_file) for each in folders]
     warn_skipped(console, {name: reason for skipped in lists for name, reason in skipped.items()})
     missing = sum(each.result() is None for each in folders) - len(failed)
-    return Ablation(folder.path, plan.names, points, results, failed, missing, stop.signal_name)
+    return Ablation(folder.path, plan.names, points, results, failed, missing)
 
 
 def _run_cells(
@@ -217,24 +213,18 @@ def _run_cells(
     kept = f"; {done} already done" if done else ""
     print_line(console, f"{pluralize(total, 'cell')} in {folder.path}{kept}. Each cell writes a log.txt.")
     failed = {}
-    hidden, all_cells = not console.is_terminal, 1e9
-    with Progress(console=console, transient=True, disable=hidden, speed_estimate_period=all_cells) as bar:
-        task = bar.add_task("cells", total=total, completed=done)
-        for path in run_cells(list(todo), stop):
-            title, result, failure = todo[path].title, CellFolder(path).result(), CellFolder(path).failure()
-            if result is not None:
-                accuracies = f"linear {result['linear_top1']:.2f} %, kNN {result['knn_top1']:.2f} %"
-                text = f"{accuracies} ({format_duration(result['seconds'])} of training)"
-            elif failure is not None:
-                failed[title], text = failure, f"failed: {failure}"
-            else:
-                if RunFolder(path).holds_run():
-                    print_line(console, f"{title}: stopped; it continues when the command is run again.")
-                continue
-            done += 1
-            bar.update(task, completed=done)
-            print_line(console, f"[{done}/{total}] {title}: {text}")
-            _write_csv(folder, plan)
+    for path in run_cells(list(todo), stop):
+        title, result, failure = todo[path].title, CellFolder(path).result(), CellFolder(path).failure()
+        if result is not None:
+            accuracies = f"linear {result['linear_top1']:.2f} %, kNN {result['knn_top1']:.2f} %"
+            text = f"{accuracies} ({format_duration(result['seconds'])} of training)"
+        elif failure is not None:
+            failed[title], text = failure, f"failed: {failure}"
+        else:  # stopped; the same command continues it
+            continue
+        done += 1
+        print_line(console, f"[{done}/{total}] {title}: {text}")
+        _write_csv(folder, plan)
     return failed
 
 

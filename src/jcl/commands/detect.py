@@ -141,9 +141,6 @@ def _train(
     if checkpoint is not None:
         with fail_together(ranks):
             progress = job.load(checkpoint)
-        if progress.ranks != ranks.count:
-            began = pluralize(progress.ranks, "rank")
-            context.log(f"Started on {began}, resumed on {ranks.count}: the sampled regions differ.")
         progress.ranks = ranks.count
     job.announce(folder.path)
     batches = training_batches(job.train, settings, progress.step, job.hardware)
@@ -250,11 +247,8 @@ class DetectionJob:
         rate = f"learning rate {settings.lr:g}, warm-up {settings.warmup:,}, decayed after {first:,} and {second:,}"
         schedule = f"{pluralize(settings.iterations, 'iteration')}, batch size {settings.batch_size}, {rate}"
         usual = scaled_lr(settings.batch_size)
-        unsynchronized = self.context.ranks.count > 1 and device.type == "cpu"
         remarks = {
             f"the paper's learning rate for this batch size is {usual:g}": settings.lr != usual,
-            "batch norms are not synchronized across ranks: only GPUs do that": unsynchronized,
-            f"batch norms see one of the {settings.accumulate} parts of a batch at a time": settings.accumulate > 1,
             "tested on the training images": self.on_training_images,
             "small heads, not comparable with the paper": settings.heads != "standard",
         }
