@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ablation_tools import ablated, small_plan
+from ablation_tools import ablated, run_faked, small_plan
 from launch_tools import settings_options
 from small_runs import TINY_VALUES, drawn_pixels, write_image_folder
 
@@ -54,10 +54,9 @@ def test_data_that_is_missing_or_cannot_be_measured_on(call, tmp_path):
 
 def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, tmp_path):
     out = tmp_path / "out"
-    # Under these one of the two is best.
     values = VALUES | {"method.covariance_scale": 4.0, "train.weight_decay": 1e-4, "views.min_scale": 0.2}
     changes = {name.replace(".", "__"): value for name, value in values.items()} | {"train__epochs": 1}
-    ablated(small_plan(npz, "temperature=0.1,0.3", seeds=(4, 5), **changes), out)
+    ablated(small_plan(npz, "temperature=0.1,0.3", seeds=(4, 5), **changes), out, run_faked)
     command = ("ablate", npz, "--over", "temperature=0.3,1e-1", "--out", out, *settings_options(values))
     code, printed, err = call(*command, "--seeds", 2, "--seed", 4, "--set", "train.epochs=1", "--json", "deep/a.json")
     assert code == 0, err

@@ -27,7 +27,7 @@ def test_output_that_nobody_reads_is_no_error():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-@pytest.mark.parametrize("command", ["check", "recipes", "--version"])
+@pytest.mark.parametrize("command", ["check", "recipes"])
 def test_output_for_which_there_is_no_room_is_a_sentence(image_folder, tmp_path, command):
     arguments = [command, image_folder, "--json", tmp_path / "figures.json"] if command == "check" else [command]
     with Path("/dev/full").open("w") as full:

@@ -35,8 +35,7 @@ main()
 @pytest.mark.parametrize(
     ("module", "name", "code"),
     [
-        *(("jcl.cli", "SIGINT", 130), ("jcl.cli", "SIGTERM", 75), ("jcl.settings.commands", "SIGUSR1", 75)),
-        *(("numpy", "SIGINT", 130), ("numpy", "SIGTERM", 75)),
+        *(("jcl.cli", "SIGINT", 130), ("jcl.settings.commands", "SIGUSR1", 75), ("numpy", "SIGTERM", 75)),
     ],
 )
 def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path, module: str, name: str, code: int):
@@ -79,16 +78,16 @@ def hangup() -> Iterator[None]:
 @pytest.mark.usefixtures("hangup")
 def test_a_requeued_command_continues_its_run(call, npz, monkeypatch):
     run = Path("run")
-    job = ["pretrain", npz, *settings_options(TINY_VALUES), "--out", run, "--resume", "auto"]
+    job = ["pretrain", npz, *settings_options(TINY_VALUES | {"train.epochs": 2}), "--out", run, "--resume", "auto"]
     for step, number in ((3, signal.SIGUSR1), (6, signal.SIGHUP)):
         with monkeypatch.context() as patch:
             stop_after(patch, step, number)
             code, _, err = call(*job)
         assert code == 75 and f"{number.name} received: stopped after step {step}" in err
         assert ("Resuming from" in err) == (step > 3)
-    assert call(*job)[0] == 0 and Run(run).summary["steps"] == 12
+    assert call(*job)[0] == 0 and Run(run).summary["steps"] == 8
     code, out, err = call(*job)
-    assert code == 0 and "finished" in err and "12" in out
+    assert code == 0 and "finished" in err and "8" in out
     other = [str(part).replace("train.lr=0.05", "train.lr=0.5") for part in job]
     code, _, err = call(*other)
     assert code == 1 and "train.lr" in err and err.count("\n") == 1

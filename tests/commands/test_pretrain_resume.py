@@ -25,9 +25,9 @@ class Crash(BaseException):
     """Ends a run at once, as a power cut does: nothing in the program answers to it."""
 
 
-@pytest.mark.parametrize(("step", "how"), [*((step, signal.SIGTERM) for step in (1, 4, 8, 9)), (7, Crash), (9, Crash)])
+@pytest.mark.parametrize(("step", "how"), [(1, signal.SIGTERM), (8, signal.SIGTERM), (9, signal.SIGTERM), (7, Crash)])
 def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(npz, unbroken, tmp_path, monkeypatch, step, how):
-    """Mid-epoch, at the end of an epoch, right after a line of metrics and right after a checkpoint."""
+    """In the first step, right after a line of metrics and at the end of an epoch; the crash loses steps."""
     with monkeypatch.context() as patch:
         stop_after(patch, step, how)
         with pytest.raises(Crash if how is Crash else Interrupted):
@@ -44,7 +44,7 @@ def test_a_stop_in_the_last_step_leaves_the_last_evaluation(npz, unbroken, tmp_p
 
 
 def test_a_run_stopped_again_and_again(npz, unbroken, tmp_path, monkeypatch):
-    start, stops = (lambda: pretrain(settings_for(npz), tmp_path / "run", console=QUIET)), [2, 4, 5, 6, 8, 11]
+    start, stops = (lambda: pretrain(settings_for(npz), tmp_path / "run", console=QUIET)), [2, 4, 6, 11]
     for step in stops:
         with monkeypatch.context() as patch:
             stop_after(patch, step, signal.SIGINT)
@@ -87,11 +87,11 @@ def test_a_run_in_several_threads_ends_as_if_it_had_not_stopped(npz, tmp_path, m
     one = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        whole = pretrain(settings_for(npz), tmp_path / "whole", console=QUIET)
+        whole = pretrain(settings_for(npz, train__epochs=1), tmp_path / "whole", console=QUIET)
         with monkeypatch.context() as patch:
-            stop_after(patch, 6, signal.SIGTERM)
+            stop_after(patch, 2, signal.SIGTERM)
             with pytest.raises(Interrupted):
-                pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
+                pretrain(settings_for(npz, train__epochs=1), tmp_path / "run", console=QUIET)
         assert_same(resume(tmp_path / "run", console=QUIET), whole)
     finally:
         torch.set_num_threads(one)
@@ -130,7 +130,7 @@ def unbroken_on_photos(photos, tmp_path_factory) -> Run:
     return pretrain(tiny_settings(photos), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_an_image_folder_with_any_number_of_workers(photos, unbroken_on_photos, tmp_path, monkeypatch, workers):
     """Stopped in the second epoch; on resuming the images are decoded again instead of coming from memory."""
     settings = tiny_settings(photos, data__workers=workers, record__knn_every=0)
@@ -148,20 +148,16 @@ def test_an_image_folder_with_any_number_of_workers(photos, unbroken_on_photos, 
 
 
 def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, monkeypatch):
-    settings = tiny_settings(npz, model__head_width=24, method__num_queries=2)
+    settings = tiny_settings(npz, model__head_width=24, method__num_queries=2, train__epochs=2)
     whole = pretrain(settings, tmp_path / "whole", console=QUIET)
     with monkeypatch.context() as patch:
         stop_after(patch, 5, signal.SIGTERM)
         with pytest.raises(Interrupted):
             pretrain(settings, tmp_path / "run", console=QUIET)
     assert_same(resume(tmp_path / "run", console=QUIET), whole)
-    plain = pretrain(settings_for(npz), tmp_path / "plain", console=QUIET)
-    assert figures(plain)[2]["loss"] != figures(whole)[2]["loss"]
 
 
-@pytest.mark.parametrize(
-    ("step", "number"), [(0, signal.SIGINT), (0, signal.SIGTERM), (4, signal.SIGTERM), (12, signal.SIGINT)]
-)
+@pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (0, signal.SIGTERM), (4, signal.SIGTERM)])
 def test_a_stop_ends_an_evaluation_which_is_repeated(npz, tmp_path, monkeypatch, unbroken, step, number):
     read, evaluated = FeatureSettings.batches, []
 

@@ -22,7 +22,6 @@ def test_the_command(call, page_runs: Path, tmp_path: Path) -> None:
     assert html.escape("MoCo v2 and JCL") in file.read_text(encoding="utf-8")
     copy = tmp_path / "copy"
     shutil.copytree(page_runs / "plain", copy)
-    assert call("report", copy)[0] == 0 and (copy / "report.html").exists()
     own = copy / "report.html"
     own.write_text("old")
     assert call("report", copy, "-o", own)[0] == 0 and own.stat().st_size > 1000, "a run's own page is made anew"
@@ -64,12 +63,6 @@ def test_a_page_of_a_run_whose_backbone_has_gone_keeps_what_it_shows(call, page_
     code, _, err = call("report", copy)
     assert code == 1 and "invariance, map and neighbors" in err
     assert (copy / "report.html").read_bytes() == whole
-
-
-def test_names_that_differ_in_their_signs_alone_keep_their_figures(call, page_runs: Path, tmp_path: Path) -> None:
-    runs, file = [page_runs / "arrays/run", page_runs / "plain"], tmp_path / "page.json"
-    assert call("report", *runs, "--name", "run-1", "--name", "run_1", "-o", "page.html", "--json", file)[0] == 0
-    assert {"run_1_finished", "run_1_2_finished"} <= json.loads(file.read_text()).keys()
 
 
 @pytest.mark.parametrize(
