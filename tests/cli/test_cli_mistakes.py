@@ -72,13 +72,6 @@ def test_linked_foreign_and_damaged_checkpoints(call, refused, pretrained, tmp_p
     assert newest.name in refused("compare", run, exit_code=1)
 
 
-@pytest.mark.parametrize("command", ["compare", "report"])
-def test_links_in_a_circle_are_named(refused, tmp_path, command):
-    (tmp_path / "one").symlink_to(tmp_path / "two")
-    (tmp_path / "two").symlink_to(tmp_path / "one")
-    assert str(tmp_path / "one") in refused(command, tmp_path / "one", exit_code=1)
-
-
 def test_a_run_given_as_images_is_recognized(refused, pretrained):
     for command in ("check", "pretrain"):
         assert f"`jcl resume {pretrained}`" in refused(command, pretrained, exit_code=1)

@@ -1,6 +1,7 @@
 """The program `jcl`: user errors become a message and an exit code; other exceptions keep their traceback."""
 
 import io
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -24,7 +25,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # do not fail for characters that the encoding lacks
     try:
-        if any(not given or (given.startswith("--") and given.endswith("=")) for given in sys.argv[1:]):
+        if any(re.fullmatch(r"(--[a-z-]+=)?", argument) for argument in sys.argv[1:]):
             raise SettingsError("An argument is empty; is a shell variable not set?")  # as a path: the current folder
         code = app(prog_name="jcl", standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught the signal
@@ -41,8 +42,6 @@ def main() -> None:
     except JclError as error:
         _exit_with(error)
     except RuntimeError as error:
-        if str(error).startswith("Symlink loop"):  # `Path.resolve` before Python 3.13
-            _exit_with(JclError(f"{error}; give another path."))
         if not (problem := memory_problem(error)):
             raise
         remedy = "use a smaller --batch-size or --image-size (`jcl pretrain`, `jcl detect`: --accumulate)"

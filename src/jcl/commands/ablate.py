@@ -38,7 +38,7 @@ from jcl.signals import StopRequest
 from jcl.studies import ablation
 from jcl.studies import cells as planning
 from jcl.studies.ablation import AblationFolder, CellFolder, CellRecord, Point, RunCells
-from jcl.studies.cells import Axes, Cell, describe
+from jcl.studies.cells import Axes, Cell
 from jcl.train.build import build_learner, run_view_recipe
 
 ABLATION_LR = 10.0  # of the probe in the paper's ablations
@@ -89,7 +89,6 @@ def plan_ablation(options: AblateOptions, console: Console) -> Plan:
         base = build(resolved)
         axes = {name: [resolved.get(name, v) if v == "auto" else v for v in axes[name]] for name in axes}
         cells = planning.build_cells(axes, seeds, lambda values: build(resolved | dict(values)), alone=True)
-    cells = _without_duplicates(cells, facts, console)
     cells = [cell.model_copy(update={"protocol": options.protocol}) for cell in cells]
     study = {"over": list(axes), "settings": planning.shared_values(base, axes), "data": _data_summary(data)}
     study["protocol"] = options.protocol
@@ -104,20 +103,6 @@ def _resolved_center(base: Settings, names: Collection[str], facts: DataFacts) -
         base = with_values(base, {"method.num_queries": 1})  # as in all cells with an explicit number of keys
     resolved = values_of(resolve(base, facts)[0], names)
     return {name: resolved[name] for name, value in values_of(base, names).items() if value == "auto"}
-
-
-def _without_duplicates(cells: Sequence[Cell], facts: DataFacts, console: Console) -> list[Cell]:
-    """Drop cells that equal another one once "auto" is resolved; of equal cells the most explicit one stays."""
-    kept: dict[str, Cell] = {}
-    skipped: dict[str, str] = {}
-    for cell in sorted(cells, key=lambda cell: list(cell.values.values()).count("auto")):
-        same = kept.setdefault(resolve(cell.settings, facts)[0].model_dump_json(), cell)
-        if same is not cell:
-            skipped[describe(cell.values)] = describe(same.values)
-    for values, same_values in skipped.items():
-        print_line(console, f"Skipping {values}: same as {same_values}.")
-    names = {cell.name for cell in kept.values()}
-    return [cell for cell in cells if cell.name in names]
 
 
 def _data_summary(data: ImageData) -> dict[str, Any]:

@@ -191,11 +191,10 @@ def build_body(name: str) -> nn.Module:
 
 def open_body(network: nn.Module, name: str, stem: str, origin: str) -> nn.Module:
     """The modules of a network that a detector uses."""
-    if stem != "imagenet":
-        raise SettingsError(f"{origin} has the {stem} stem, for small images. Detectors need the usual stem.")
     body = model.detector_body(network)
-    if body is None:
-        raise SettingsError(f"{origin} is a {name}. Detectors need a ResNet, such as resnet50, or a ConvNeXt.")
+    if body is None or stem != "imagenet":
+        needed = "a ResNet, such as resnet50, or a ConvNeXt, with the usual stem"
+        raise SettingsError(f"{origin} is a {name} with the {stem} stem. Detectors need {needed}.")
     return body
 
 
