@@ -61,17 +61,15 @@ def test_check_of_a_broken_image_states_no_size(call, tmp_path):
 def test_views_are_drawn_with_the_settings_of_a_run(call, refused, image_folder):
     size = ["--batch-size", 8, "--image-size", 16]
     chosen = ["--set", "views.recipe=microscopy", "--set", "views.hue=0", "--set", "views.blur_sigma=[0.5, 1]"]
-    code, out, _ = call("views", image_folder, *size, *chosen, "-o", "views.png", "--json", "views.json")
+    Path("views.png").write_text("mine")
+    assert "views.png" in refused("views", image_folder, *size, "-o", "views.png")
+    code, out, _ = call("views", image_folder, *size, *chosen, "-o", "views.png", "--force", "--json", "views.json")
     views = json.loads(Path("views.json").read_text())
     assert code == 0 and "views.png" in out
     assert (views["recipe"], views["image_size"], views["hue"], views["saturation"]) == ("microscopy", 16, 0, 0.2)
     assert (views["rotation_probability"], views["blur_sigma"]) == (0.75, [0.5, 1])
-    drawn = Path("views.png").read_bytes()
     with Image.open("views.png") as picture:
         assert picture.format == "PNG" and min(picture.size) > 500
-    assert "views.png" in refused("views", image_folder, *size, "-o", "views.png")
-    assert call("views", image_folder, *size, "-o", "views.png", "--force")[0] == 0
-    assert Path("views.png").read_bytes() != drawn
     assert "inside the image folder" in refused("views", image_folder, *size, "-o", image_folder / "v.png")
     for name, wrong in (("hue", "0.6"), ("blur_sigma", "[2, 1]")):
         assert name in refused("views", image_folder, *size, "-o", "w.png", "--set", f"views.{name}={wrong}")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from jcl.cli.printing import out
+
 
 def printed_into(place: int, *arguments: object) -> tuple[int, str]:
     """Exit code and standard error of `jcl ARGUMENTS` whose standard output leads there."""
@@ -26,13 +28,23 @@ def test_output_that_nobody_reads_is_no_error():
         os.close(write)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-@pytest.mark.parametrize("command", ["check", "recipes"])
-def test_output_for_which_there_is_no_room_is_a_sentence(image_folder, tmp_path, command):
-    arguments = [command, image_folder, "--json", tmp_path / "figures.json"] if command == "check" else [command]
+full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+
+
+@full_disk
+def test_output_for_which_there_is_no_room_is_a_sentence():
     with Path("/dev/full").open("w") as full:
-        code, err = printed_into(full.fileno(), *arguments)
+        code, err = printed_into(full.fileno(), "recipes")
     assert code == 1 and err.startswith("Error: Cannot write to standard output: No space")
     assert err.count("\n") == 1
-    if command == "check":
-        assert json.loads((tmp_path / "figures.json").read_text())["train_images"] == 26
+
+
+@full_disk
+def test_figures_are_written_though_the_table_cannot_be_printed(call, image_folder, monkeypatch):
+    monkeypatch.setattr(out, "quiet", False)
+    monkeypatch.setattr(out, "failure", None)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        code, _, err = call("check", image_folder, "--json", "figures.json")
+    assert code == 1 and "Cannot write to standard output" in err
+    assert json.loads(Path("figures.json").read_text())["train_images"] == 26

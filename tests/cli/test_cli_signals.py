@@ -15,7 +15,7 @@ from jcl.runs.checkpoint import list_checkpoints
 from jcl.signals import STOP_SIGNALS, StopRequest
 from launch_tools import JCL, LONG_VALUES, Launch, gone, settings_options, wait_until
 from run_tools import stop_after
-from small_runs import TINY_VALUES, write_image_folder
+from small_runs import TINY_VALUES
 
 BEFORE_IMPORT = """
 import os, signal, sys
@@ -35,7 +35,7 @@ main()
 @pytest.mark.parametrize(
     ("module", "name", "code"),
     [
-        *(("jcl.cli", "SIGINT", 130), ("jcl.settings.commands", "SIGUSR1", 75), ("numpy", "SIGTERM", 75)),
+        *(("jcl.cli", "SIGINT", 130), ("numpy", "SIGTERM", 75)),
     ],
 )
 def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path, module: str, name: str, code: int):
@@ -50,21 +50,6 @@ def test_a_signal_that_an_import_swallowed_stops_the_run(call, npz, monkeypatch:
     monkeypatch.setattr(signals, "received", "SIGTERM")
     code, _, err = call("pretrain", npz, *settings_options(TINY_VALUES), "--out", "run")
     assert code == 75 and "SIGTERM" in err and not Path("run").exists()
-
-
-def test_a_signal_to_all_processes_of_a_job_saves_the_run(tmp_path: Path):
-    """As a scheduler sends it: also to those that decode images."""
-    photos, run = write_image_folder(tmp_path / "photos", 80), tmp_path / "run"
-    values = TINY_VALUES | {"data.workers": 1, "train.epochs": 1000, "record.knn_every": 0}
-    job = ["pretrain", str(photos), *settings_options(values), "--out", str(run)]
-    process = subprocess.Popen([*JCL, *job], stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        wait_until(lambda: (run / "metrics.jsonl").exists() and any("loss" in line for line in Run(run).metrics))
-    finally:
-        os.killpg(process.pid, signal.SIGUSR1)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 75 and "SIGUSR1 received: stopped after step" in said and "Traceback" not in said
-    assert list_checkpoints(run / "checkpoints")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Ablations end to end: finished cells stay, stopped cells continue, failed cells are reported."""
 
-import io
 import json
 import os
 import shutil
@@ -293,26 +292,11 @@ def test_what_auto_becomes_is_trained_once(npz):
     assert sorted(set(sizes)) == sorted({center, 64}) and sizes.count(64) == 1
 
 
-def test_a_grid_has_no_cell_for_auto_beside_the_value_that_it_becomes(npz):
-    said = Console(file=io.StringIO(), width=1000)
-    plan = small_plan(npz, "queue_size=auto,256,64", "weight_decay=auto,0.1", seeds=(0, 1), console=said)
-    values = [(256, "auto"), (256, 0.1), (64, "auto"), (64, 0.1)]  # what becomes of this "auto" is not in the grid
-    assert [(*cell.values.values(), cell.seed) for cell in plan.cells] == [
-        (*v, seed) for seed in (0, 1) for v in values
-    ]
-    assert len(said.file.getvalue().splitlines()) == 2 and "queue_size auto, weight_decay 0.1" in said.file.getvalue()
-
-
 def test_a_seed_for_settings_that_are_valid_only_with_values_of_an_axis(npz):
     """The recipe's batch of 128 does not consist of three groups."""
     assignments, over = ("model.bn_groups=3", "views.image_size=16", "train.key_passes=1"), ("batch_size=6,12",)
     options = AblateOptions(data=str(npz), recipe="demo", assignments=assignments, over=over, seed=7)
     assert [cell.seed for cell in plan_ablation(options, QUIET).cells] == [7, 7]
-
-
-def test_alone_auto_is_not_trained_beside_the_value_that_it_becomes(npz):
-    plan = small_plan(npz, "queue_size=auto,256,64", alone=True, method__queue_size=64)
-    assert [cell.values["method.queue_size"] for cell in plan.cells] == [64, 256]
 
 
 def test_alone_a_setting_is_judged_by_the_center(npz):

@@ -208,20 +208,25 @@ def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, 
         vit = build_backbone("timm/test_vit", image_size=160)[0]
     torch.save(vit.state_dict(), weights / "vit.pth")
     small = ("--image-size", 32, "--batch-size", 8, "--device", "cpu", "--out", tmp_path / "run")
-    cases = {
+    for (file, backbone), wanted in {
         ("resnet18.pth", "resnet50"): "--backbone resnet18",
-        ("missing.pth", "resnet18"): "missing.pth",
-        ("shape.pth", "resnet18"): "layer4.1.conv2.weight",
         ("malicious.pth", "resnet18"): "mkdir",
-        ("vit.pth", "timm/test_vit"): "--image-size",
-        ("vit.pth", "resnet18"): "name it with --backbone",
-        ("negative.pth", "resnet18"): "bn1.running_var",
         ("nothing.pth", "resnet18"): "nothing.pth",
-    }
-    for (file, backbone), wanted in cases.items():
+    }.items():
         options = ("--init", weights / file, "--backbone", backbone)
         with networks_of_zeros():
             assert wanted in refused("pretrain", npz, *options, *small), file
+    automatic = dict.fromkeys(("train__lr", "train__weight_decay", "train__warmup_epochs"), "auto")
+    for (file, backbone), wanted in {
+        ("missing.pth", "resnet18"): "missing.pth",
+        ("shape.pth", "resnet18"): "layer4.1.conv2.weight",
+        ("vit.pth", "timm/test_vit"): "--image-size",
+        ("vit.pth", "resnet18"): "name it with --backbone",
+        ("negative.pth", "resnet18"): "bn1.running_var",
+    }.items():
+        with pytest.raises(JclError) as error:
+            loaded(weights / file, backbone, **automatic)
+        assert wanted in str(error.value), file
 
 
 def test_torchvisions_and_timms_weights_by_name(tmp_path, resnet, monkeypatch):

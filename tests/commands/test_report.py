@@ -330,9 +330,9 @@ def test_unlabeled_test_images_are_not_what_accuracy_is_measured_on(tmp_path: Pa
     run = pretrain(tiny_settings(photos, train__epochs=1), tmp_path / "run", console=said)
     assert run.summary["test_held_out"] and "  test images: " not in said.file.getvalue()
     assert "no labeled test images: accuracy is measured on some of the training images" in said.file.getvalue()
-    sample = collect_run(run.path, "run", CPU).sample
-    assert sample is not None and not sample.from_test_set and sample.knn
-    page = read([run.path], tmp_path / "page.html").text
+    contents = collect_run(run.path, "run", CPU)
+    assert contents.sample is not None and not contents.sample.from_test_set and contents.sample.knn
+    page = Reader(render_page([contents])).text
     assert "On all held-out images" in page and "test image" not in page.partition("Settings")[0]
 
 

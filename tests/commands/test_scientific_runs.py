@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1] / "data"))
 from scientific_files import KINDS, write_folder
 
 
-@pytest.mark.parametrize("kind", ["tiff-channels", "dicom-ct", "npy"])
+@pytest.mark.parametrize("kind", ["tiff-channels", "dicom-ct"])
 def test_images_go_through_every_command(kind: str, tmp_path: Path, call, monkeypatch: pytest.MonkeyPatch):
     images, run, features = write_folder(tmp_path / "images", kind, 16), tmp_path / "run", tmp_path / "features.npz"
     figures = tmp_path / "check.json"

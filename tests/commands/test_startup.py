@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -12,8 +13,11 @@ import pytest
 from PIL import Image
 
 from jcl.commands.inputs import data_facts
+from jcl.commands.run import Run
 from jcl.core.encoder import backbone_traits
 from jcl.data import open_data
+from jcl.runs.checkpoint import list_checkpoints
+from launch_tools import settings_options, wait_until
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ["--backbone", "tiny_cnn", "--batch-size", "8", "--image-size", "16", "--device", "cpu"]
@@ -44,13 +48,21 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def test_folders_are_listed_once_and_workers_prepared_while_torch_is_imported(photos, tmp_path):
-    words = ["pretrain", photos, *OPTIONS, "--epochs", "1", "--out", tmp_path / "run", "--set", "record.report=false"]
-    words += ["--set", "data.workers=1"]
+def test_a_process_from_its_start_to_a_signal(photos, tmp_path):
+    """Folders are listed once, workers are prepared while torch is imported, and a signal to all of them saves."""
+    run, values = tmp_path / "run", {"record.knn_every": 0, "data.workers": 1}
+    words = ["pretrain", photos, *OPTIONS, "--epochs", "1000", "--out", run, *settings_options(values)]
     command = [sys.executable, "-c", PROGRAM, *map(str, words)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    listed, started = json.loads(ended.stdout.splitlines()[-1])
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        wait_until(lambda: (run / "metrics.jsonl").exists() and any("loss" in line for line in Run(run).metrics))
+    finally:
+        os.killpg(process.pid, signal.SIGUSR1)  # as a scheduler sends it: also to those that decode images
+    printed, said = process.communicate(timeout=60)
+    assert process.returncode == 75 and "SIGUSR1 received: stopped after step" in said and "Traceback" not in said
+    assert list_checkpoints(run / "checkpoints")
+    listed, started = json.loads(printed.splitlines()[-1])
     counts = Counter(listed)
     assert counts[str(photos / "class-0")] == counts[str(photos / "class-1")] == 1
     assert started == [True]
