@@ -174,7 +174,7 @@ def test_stem_size_and_normalization_follow_the_weights(tmp_path):
     assert settings.views.mean == (0.5, 0.5, 0.5)
     with pytest.raises(SettingsError, match=r"model\.stem=small"):  # a new first layer would stay random
         loaded(file, model__stem="imagenet", model__freeze=1)
-    with pytest.raises(SettingsError, match="--backbone resnet18"):
+    with pytest.raises(SettingsError, match="stem"):
         loaded(file, "tiny_cnn")
 
 
@@ -203,13 +203,12 @@ def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, 
     torch.save({name: value for name, value in resnet.items() if "layer3" not in name}, weights / "missing.pth")
     torch.save(resnet | {"layer4.1.conv2.weight": torch.zeros(512, 512, 1, 1)}, weights / "shape.pth")
     torch.save({"state_dict": resnet, "run": Malicious()}, weights / "malicious.pth")
-    torch.save(resnet | {"bn1.running_var": -torch.ones(64)}, weights / "negative.pth")
     with networks_of_zeros():
         vit = build_backbone("timm/test_vit", image_size=160)[0]
     torch.save(vit.state_dict(), weights / "vit.pth")
     small = ("--image-size", 32, "--batch-size", 8, "--device", "cpu", "--out", tmp_path / "run")
     for (file, backbone), wanted in {
-        ("resnet18.pth", "resnet50"): "--backbone resnet18",
+        ("resnet18.pth", "resnet50"): "--backbone",
         ("malicious.pth", "resnet18"): "mkdir",
         ("nothing.pth", "resnet18"): "nothing.pth",
     }.items():
@@ -222,7 +221,6 @@ def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, 
         ("shape.pth", "resnet18"): "layer4.1.conv2.weight",
         ("vit.pth", "timm/test_vit"): "--image-size",
         ("vit.pth", "resnet18"): "name it with --backbone",
-        ("negative.pth", "resnet18"): "bn1.running_var",
     }.items():
         with pytest.raises(JclError) as error:
             loaded(weights / file, backbone, **automatic)
@@ -247,7 +245,7 @@ def test_torchvisions_and_timms_weights_by_name(tmp_path, resnet, monkeypatch):
     for init, tensors in (("imagenet", 122), ("timm", 120)):
         found = read(init, "resnet18")
         assert (len(found.tensors), found.mean[0]) == (tensors, 0.485)
-        with pytest.raises(JclError, match="weights file"):
+        with pytest.raises(JclError, match=r"(?i)resnet34"):
             read(init, "resnet34")
     with pytest.raises(JclError, match="torchvision has no x"):
         read("imagenet", "x")
@@ -257,7 +255,7 @@ def test_without_a_network_timms_weights_are_refused_within_seconds(tmp_path, mo
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     started = time.monotonic()
-    with pytest.raises(RunError, match="--init"):
+    with pytest.raises(RunError, match="test_vit"):
         read_initial(tiny_settings("photos", model__backbone="test_vit", model__init="timm"))
     assert time.monotonic() - started < 15
 

@@ -17,7 +17,7 @@ from jcl.console import print_line, warn_skipped
 from jcl.core.encoder import build_backbone
 from jcl.data import ArrayImages, ImageData, ImageSource, open_data
 from jcl.data.encoded import EncodedImages
-from jcl.data.named import DEMO_SET, KNOWN_SETS, absolute_location, class_list
+from jcl.data.named import DEMO_SET, KNOWN_SETS, absolute_location, class_list, default_root
 from jcl.data.shards.fetch import is_shard_location, without_secrets
 from jcl.data.source import RGB, NoReadableImages, UnreadableImage, fingerprint, pixel_format, sample_images
 from jcl.distributed.device import choose_device
@@ -54,13 +54,16 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
 
 
 def require_data(settings: Settings, remedy: str, console: Console) -> None:
-    """Raise if the images of a run have moved; print what may be downloaded."""
-    location = settings.data.location
+    """Raise if the images of a run have moved; print what will be downloaded, and to where."""
+    location, root = settings.data.location, expand_user(settings.data.root)
     if location_path(location).is_absolute():
         if not is_shard_location(location) and not location_path(location).exists():
             raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
     elif location != DEMO_SET:
-        print_line(console, f"The images of the run are {without_secrets(location)}.")
+        stored = "" if hub_name(location) else f", stored in {root if settings.data.root else default_root()}"
+        print_line(console, f"The images of the run are {without_secrets(location)}{stored}.")
+        if settings.data.root and not root.is_dir():  # the settings may come from somebody else
+            raise DataError(f"The folder {root} (data.root of the run) does not exist; create it, or {remedy}.")
 
 
 def open_chosen_data(
