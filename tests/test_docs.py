@@ -27,6 +27,7 @@ SMALL = {
     "views.image_size": 16,
     "record.tensorboard": False,
     "record.report": False,
+    "data.workers": 0,
 }
 
 

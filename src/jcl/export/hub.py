@@ -19,7 +19,6 @@ from jcl.errors import RunError
 from jcl.export.backbone_file import BackboneInfo
 from jcl.paths import read_file
 from jcl.runs.folder import RunFolder
-from jcl.runs.json_object import is_number
 from jcl.runs.metrics import read_metrics
 from jcl.settings.schema import Settings
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
@@ -189,4 +188,4 @@ def _accuracies(folder: RunFolder) -> dict[str, float]:
     """The newest accuracies of a run."""
     lines = read_metrics(folder.metrics_file) if folder.metrics_file.exists() else []
     figures = {name: value for line in lines for name, value in line.items() if name.endswith(("_top1", "_top5"))}
-    return {name: float(value) for name, value in figures.items() if is_number(value)}
+    return {name: value for name, value in figures.items() if value is not None}
