@@ -120,9 +120,8 @@ def test_no_good_checkpoint_left_is_a_sentence_and_nothing_is_begun_anew(stopped
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 
 
-def test_killed_at_any_moment(npz, tmp_path):
-    settings = settings_for(npz, train__epochs=8, record__knn_every=0)
-    (tmp_path / "settings.yaml").write_text(settings_text(settings))
+def test_killed_at_any_moment(npz, unbroken, tmp_path):
+    (tmp_path / "settings.yaml").write_text(settings_text(settings_for(npz)))
     lives = [
         {"event": 12},  # right after it has its name
         {"event": 6},  # written, not yet flushed
@@ -133,7 +132,7 @@ def test_killed_at_any_moment(npz, tmp_path):
     assert [life["ended"] for life in left[:3]] == [-9, -9, -9] and left[-1]["ended"] == 0
     assert_never_without_a_checkpoint(left)
     assert left[0]["newest"] == 4 and left[1]["partial"] and left[2]["partial"] and left[-1]["partial"] == []
-    assert_same(Run(tmp_path / "run"), pretrain(settings, tmp_path / "unbroken", console=QUIET))
+    assert_same(Run(tmp_path / "run"), unbroken)
 
 
 class TestData:
@@ -143,7 +142,7 @@ class TestData:
         whole = pretrain(settings, tmp_path / "whole", console=QUIET)
         with monkeypatch.context() as patch:
             at_steps(patch, {2: lambda: photos.rename(aside)})
-            with pytest.raises(DataError, match=r"None of the images can be read.*after step 2 and is saved"):
+            with pytest.raises(DataError, match=r"None of the images can be read.*after step 2"):
                 pretrain(settings, tmp_path / "run", console=QUIET)
         with pytest.raises(DataError):
             resume(tmp_path / "run", console=QUIET)
