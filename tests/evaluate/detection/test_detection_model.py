@@ -10,7 +10,8 @@ from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from jcl.commands.detect import build_body, open_body, open_initial_backbone
 from jcl.core.encoder import build_backbone
 from jcl.errors import RunError, SettingsError
-from jcl.evaluate.detection.model import build_detector, build_optimizer
+from jcl.evaluate.detection.batches import DetectionBatch, Hardware
+from jcl.evaluate.detection.model import LOSSES, DetectionTask, build_detector, build_optimizer
 from jcl.export import BackboneInfo, save_backbone
 from jcl.settings.detection import default_warmup, learning_rate, scaled_lr
 from small_runs import networks_of_zeros
@@ -76,6 +77,27 @@ def test_the_standard_detector_is_torchvisions_but_for_norms(make_settings):
     }  # a convolution before a norm has no bias
     assert all(".1." in name or "num_batches" in name for name in shapes.keys() - known.keys())
     assert ours.rpn.anchor_generator.sizes == ((32,), (64,), (128,), (256,), (512,))
+
+
+class Slope(nn.Module):
+    """Each of its losses is a weight times the mean of the images."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, images, _targets):
+        return {name: self.weight * torch.stack(images).mean() for name in LOSSES["box"]}
+
+
+def test_a_step_averages_the_parts_of_a_batch(make_settings):
+    network = Slope()
+    optimizer = torch.optim.SGD(network.parameters(), lr=99.0)
+    task = DetectionTask(network, optimizer, iter(()), make_settings(accumulate=2), Hardware(torch.device("cpu")))
+    images = [torch.full((3, 4, 4), value, dtype=torch.uint8) for value in (51, 102)]  # 0.2 and 0.4
+    losses = task.step([DetectionBatch.pack([{"image": image}]) for image in images], 0, 0.5)
+    assert losses.tolist() == pytest.approx([4 * 0.3, *[0.3] * 4])
+    assert network.weight.item() == pytest.approx(1 - 0.5 * 4 * 0.3)
 
 
 def test_norms_have_no_weight_decay(make_settings):
