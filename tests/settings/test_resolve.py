@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from math import log2
 
 import pytest
 
@@ -69,7 +70,8 @@ def test_the_reason_for_the_queue_is_true(images):
     settings, choices = chosen(images)
     reason = next(choice.reason for choice in choices if choice.name == "method.queue_size")
     share, least, most = (0.125, 0, 65_536) if "an eighth of the" in reason else (0.75, 256, 4096)
-    assert settings.method.queue_size in (least, most) or 1 / 2 < settings.method.queue_size / (images * share) <= 1
+    exact = images * share
+    assert settings.method.queue_size == (least if exact < least else most if exact >= most else 2 ** int(log2(exact)))
 
 
 @pytest.mark.parametrize(("short_side", "size"), [(28, 32), (32, 32), (64, 64), (96, 64), (160, 128), (500, 224)])
