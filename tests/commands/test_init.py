@@ -15,6 +15,7 @@ from jcl.commands.run import Run
 from jcl.core.encoder import OWN_BACKBONES, build_backbone
 from jcl.errors import Interrupted, JclError, RunError, SettingsError
 from jcl.export.loading import initial_facts, initial_tensors, read_initial
+from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts, ResolvedSettings
@@ -265,6 +266,9 @@ def test_the_backbone_waits_for_the_head(npz, tmp_path, pretrained):
     parameters = {name for name, _ in jcl.load_backbone(run.path).named_parameters()}
     first, after = weights_of(pretrained), weights_of(run)
     assert all(torch.equal(after[name], first[name]) for name in parameters)
+    saved, _ = read_tensors(list_checkpoints(run.path / "checkpoints")[-1])
+    keys = {name: saved[f"model.key_encoder.backbone.{name}"] for name in parameters}
+    assert all(torch.allclose(keys[name], first[name]) for name in parameters)
     assert not all(torch.equal(after[name], first[name]) for name in first)  # statistics follow the new images
 
 
