@@ -42,6 +42,7 @@ def test_the_best_must_beat_all_others():
     assert clearly_best([estimate(4), estimate(5)]) == 1
     assert clearly_best([estimate(80, 100), None]) is clearly_best([]) is None
     assert Estimate(5, 4, 6).beats(estimate(3.9)) and not Estimate(5, 4, 6).beats(estimate(4.1))
+    assert not Estimate(5, 4, 6).beats(Estimate(3.5, 2, 5)), "the interval of the other counts too"
 
 
 def test_a_fall_below_the_weights_at_the_start_is_told():
