@@ -1,7 +1,6 @@
 """Runs `jcl` commands as subprocesses that save their work when the benchmark is stopped."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -99,8 +98,7 @@ def training_command(
     """The command of `Processes.train`."""
     if has_checkpoints(folder):
         return jcl_command("resume", folder, "--json", result)
-    for path in RunFolder(folder).first_files:
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    RunFolder(folder).remove_unless_started()
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
     flags += [part for pair in settings for part in ("--set", pair)]
     return jcl_command("pretrain", data, *flags, "--out", folder, "--json", result)

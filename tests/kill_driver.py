@@ -17,7 +17,7 @@ import jcl.commands.pretrain as pretraining
 from jcl.runs.checkpoint import search_checkpoints
 from jcl.settings.schema import Settings, read_settings
 
-ON_THE_DISK = {"mkdir", "open", "write", "flush", "fsync", "close", "replace", "unlink"}
+ON_THE_DISK = {"mkdir", "open", "writelines", "flush", "fsync", "close", "replace", "unlink"}
 
 
 class KillAtEvent:

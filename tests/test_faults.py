@@ -1,6 +1,7 @@
 """Runs in bad circumstances: each is one sentence, and nothing is lost. `make test-faults` has the long forms."""
 
 import os
+import random
 import shutil
 import time
 
@@ -60,22 +61,24 @@ class TestDisk:
         assert len(said) == len(lines) + len(checkpoints)
         assert_same(run, unbroken)
 
-    def test_full_to_the_end_stops_with_the_last_good_checkpoint_named(
-        self, npz, unbroken, disk: SmallDisk, monkeypatch
+    @pytest.mark.parametrize("trouble", ["full", "read-only"])
+    def test_to_the_end_stops_with_the_last_good_checkpoint_named(
+        self, npz, unbroken, disk: SmallDisk, monkeypatch, trouble
     ):
+        begin, end = (disk.fill, disk.free) if trouble == "full" else (disk.read_only, disk.writable)
         folder = disk.place / "run"
         with monkeypatch.context() as patch:
-            at_steps(patch, {6: once_written(disk.fill)})
+            at_steps(patch, {6: once_written(begin)})
             said = (
                 r"step-000000012.safetensors could not be written.*stopped after step 12.*"
                 rf"step-000000004.safetensors.*`jcl resume {folder}`"
             )
             with pytest.raises(RunError, match=said):
                 pretrain(settings_for(npz), folder, console=QUIET)
-        with pytest.raises(RunError, match=FULL):  # nor can it be resumed yet
+        with pytest.raises(RunError, match=FULL if trouble == "full" else READ_ONLY):  # nor can it be resumed yet
             resume(folder, console=QUIET)
         assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["step-000000004.safetensors"]
-        disk.free()
+        end()
         assert_same(resume(folder, console=QUIET), unbroken)
 
     def test_a_wish_to_stop_that_cannot_be_saved_says_so(self, npz, unbroken, disk: SmallDisk, monkeypatch):
@@ -99,11 +102,13 @@ class TestDisk:
         assert "Traceback" not in capfd.readouterr().err + console.export_text()
 
 
-@pytest.mark.parametrize("place", ["header", "middle"])
+@pytest.mark.parametrize("place", ["length", "header", "first tensor", "middle", "tail"])
 def test_a_bit_flipped_in_the_newest_checkpoint(unbroken, stopped, console, place):
     newest = list_checkpoints(stopped / "checkpoints")[-1]
     content = bytearray(newest.read_bytes())
-    content[40 if place == "header" else len(content) // 2] ^= 0x10
+    header_end = 8 + int.from_bytes(content[:8], "little")
+    at = {"length": 0, "header": 40, "first tensor": header_end, "middle": len(content) // 2, "tail": -1}[place]
+    content[at] ^= 0x10
     newest.write_bytes(content)
     run = resume(stopped, console=console)
     said = console.export_text()
@@ -126,6 +131,7 @@ def test_killed_at_any_moment(npz, unbroken, tmp_path):
         {"event": 12},  # right after it has its name
         {"event": 6},  # written, not yet flushed
         {"event": 9},  # flushed, not yet renamed
+        {"seconds": random.uniform(0.2, 0.5)},
         {},
     ]
     left = live(tmp_path / "run", tmp_path / "settings.yaml", lives, tmp_path / "cache")
@@ -199,7 +205,7 @@ def test_checkpoints_by_the_clock_fall_between_steps(npz, unbroken, tmp_path, mo
     mine, theirs = state(run), state(unbroken)
     assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
     within = next(step for step in steps if step % 4)
-    for step in (within, steps[-2]):
+    for step in (within, 4, steps[-2]):
         again = tmp_path / f"from-{step}"
         shutil.copytree(run.path, again, ignore=shutil.ignore_patterns("summary.json", "backbone*"))
         for path in list_checkpoints(again / "checkpoints"):

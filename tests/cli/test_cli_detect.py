@@ -203,7 +203,7 @@ def test_starts_and_values_that_do_not_work(refused, coco, tmp_path, tmp_path_fa
     assert "gpu" in refused(*BOX, *where, "--device", "gpu")
     (tmp_path / "file").write_text("mine")
     assert "file" in refused(*BOX, *where, "--out", tmp_path / "file")
-    assert "detect.json" in refused("detect", "--resume", tmp_path / "none")
+    assert "detector" in refused("detect", "--resume", tmp_path / "none")
     assert "detector" in refused("detect-table", tmp_path / "none")
     (tmp_path / "pretraining").mkdir()
     (tmp_path / "pretraining/summary.json").write_text('{"method": "jcl"}')
@@ -212,7 +212,7 @@ def test_starts_and_values_that_do_not_work(refused, coco, tmp_path, tmp_path_fa
     assert "--coco" in refused("detect", "--resume", tmp_path / "none", "--coco", tmp_path)
     assert "--schedule" in refused("detect", "--eval-only", tmp_path / "none", "--schedule", "2x")
     assert "--resume" in refused("detect", "--eval-only", tmp_path / "none", "--resume", tmp_path)
-    assert "detect.json" in refused("detect", "--eval-only", tmp_path / "none")
+    assert "detector" in refused("detect", "--eval-only", tmp_path / "none")
 
 
 FAILING = """

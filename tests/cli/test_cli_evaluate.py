@@ -190,7 +190,7 @@ def test_finetune_writes_its_folder_and_can_go_on_from_there(call, refused, pret
     assert 15 <= summary["labels_used"] <= 19  # half of 34
     assert f"{summary['finetune_top1']:.2f} %" in out and "Everything is in tuned" in out
     assert {path.name for path in Path("tuned").iterdir()} == {
-        "finetune.json", "labels.txt", "metrics.jsonl", "checkpoints",
+        "finetune.json", "labels.txt", "run_id", "metrics.jsonl", "checkpoints",
         "backbone.safetensors", "classifier.safetensors", "summary.json",
     }  # fmt: skip
     assert call("linear", "tuned/backbone.safetensors", npz, "--epochs", 1)[0] == 0
@@ -219,8 +219,8 @@ def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
     assert "layer_decay" in refused("finetune", pretrained, "--layer-decay", 2)
     assert "for --lr: must be greater than 0. See" in refused("finetune", pretrained, "--lr", 0)
     assert "for --weight-decay: must be at least 0. See" in refused("finetune", pretrained, "--weight-decay", -1)
-    assert "File exists" in refused("finetune", pretrained, "--out", tmp_path / "file")
-    assert "finetune.json cannot be read" in refused("finetune", "--resume", tmp_path / "nothing")
+    assert "is a file" in refused("finetune", pretrained, "--out", tmp_path / "file")
+    assert "holds no fine-tuning" in refused("finetune", "--resume", tmp_path / "nothing")
     assert "RUN_OR_WEIGHTS does not go with --resume" in refused(
         "finetune", pretrained, "--resume", tmp_path / "nothing"
     )

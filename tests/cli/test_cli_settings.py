@@ -83,7 +83,7 @@ def test_a_folder_that_holds_a_run_or_is_a_file(refused, npz, tmp_path):
     (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train"}\n')
     assert "already holds a run" in refused("pretrain", npz, *TINY, "--out", tmp_path / "run")
     (tmp_path / "file").write_text("mine")
-    assert "File exists" in refused("pretrain", npz, *TINY, "--out", tmp_path / "file")
+    assert "is a file" in refused("pretrain", npz, *TINY, "--out", tmp_path / "file")
 
 
 def test_set_reads_numbers_lists_and_booleans(call, npz):

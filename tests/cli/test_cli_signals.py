@@ -77,7 +77,7 @@ def test_a_requeued_command_continues_its_run(call, npz, monkeypatch):
     code, _, err = call(*other)
     assert code == 1 and "train.lr" in err and err.count("\n") == 1
     code, _, err = call(*job[:-2])
-    assert code == 1 and "already holds a run" in err and "--out" in err
+    assert code == 1 and "finished" in err and "--out" in err
 
 
 def test_without_out_the_newest_unfinished_run_is_continued(call, npz, monkeypatch):

@@ -111,7 +111,7 @@ def test_features_that_are_no_numbers_are_not_written(run, npz, tmp_path):
     spoilt = load_file(run / "backbone.safetensors")
     spoilt = {name: value * 1e30 if value.dim() > 1 else value for name, value in spoilt.items()}
     with safe_open(run / "backbone.safetensors", "pt") as file:
-        metadata = {name: value for name, value in file.metadata().items() if name != "checksum"}
+        metadata = {name: value for name, value in file.metadata().items() if "sha256" not in name}
     save_file(spoilt, tmp_path / "huge.safetensors", metadata)  # finite weights, but their products are not
     with pytest.raises(RunError, match="NaN or infinite"):
         embed(tmp_path / "huge.safetensors", str(npz), tmp_path / "f.npz", device="cpu")

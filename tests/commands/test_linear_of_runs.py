@@ -64,7 +64,7 @@ def assert_same(one: Path, two: Path) -> None:
 
 def test_a_folder_changes_no_figure_and_holds_what_was_found(weights, npz, unbroken):
     assert {path.name for path in unbroken.iterdir()} == {
-        *("probe.json", "metrics.jsonl", "checkpoints"),
+        *("probe.json", "run_id", "metrics.jsonl", "checkpoints"),
         *("classifier.safetensors", "classes.json", "summary.json"),
     }
     found = probed(weights, npz, None)
@@ -215,7 +215,7 @@ def test_folders_of_something_else_are_left_alone(weights, npz, tmp_path):
         ProbeFolder(tuned.checkpoints).summary()
     with pytest.raises(RunError, match="already holds a run"):
         probed(weights, npz, tuned.path)
-    with pytest.raises(RunError, match="File exists"):
+    with pytest.raises(RunError, match="is a file"):
         probed(weights, npz, tmp_path / "file")
     with pytest.raises(SettingsError, match="--out"):
         measure_linear(weights, str(npz), out=tmp_path / "fast", device="cpu", workers=0)

@@ -28,6 +28,7 @@ def test_a_run_leaves_what_it_should(unbroken):
     names = {entry.name for entry in unbroken.path.iterdir()}
     assert names == {
         "settings.yaml",
+        "run_id",
         "choices.json",
         "classes.json",
         "metrics.jsonl",

@@ -1,5 +1,4 @@
 import base64
-import errno
 import os
 import pickle
 import re
@@ -160,27 +159,36 @@ def damaged_files(content: bytes, stride: int) -> Iterator[tuple[str, bytes]]:
     yield "something behind it", content + b"\x00"
 
 
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_one_flipped_bit_anywhere_is_found(tmp_path, sealed, stride):
     old, new = saved(tmp_path, 10), tmp_path / "step-000000020.safetensors"
     new.write_bytes(sealed)
     assert newest_checkpoint(tmp_path) == new
-    missed = []
+    missed, parts = [], model_and_optimiser()
     for what, content in damaged_files(sealed, stride):
         new.write_bytes(content)
         newest, damaged = search_checkpoints(tmp_path)
         if newest != old or str(new) not in damaged[0]:
             missed.append(what)
+        with pytest.raises(RunError):
+            load_checkpoint(new, *parts, CPU)
     assert missed == []
 
 
 def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):
     path = saved(tmp_path, 3)
     tensors, metadata = read_tensors(path)
-    save_file(tensors, path, {name: value for name, value in metadata.items() if name != "checksum"})
+    save_file(tensors, path, {name: value for name, value in metadata.items() if name != "sha256"})
     assert newest_checkpoint(tmp_path) is None
     with pytest.raises(RunError, match="no checksum"):
         load_checkpoint(path, *model_and_optimiser(), CPU)
+
+
+def test_text_that_looks_like_a_checksum_is_none(tmp_path):
+    text = '"sha256":"' + "1" * 64 + '"'
+    save_with_checksum(tmp_path / "file", {text: torch.arange(3.0)}, {"a": text, "z": text})
+    tensors, metadata = read_tensors(tmp_path / "file")
+    assert metadata["a"] == metadata["z"] == text and torch.equal(tensors[text], torch.arange(3.0))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -288,26 +296,6 @@ def test_a_full_disk_is_a_sentence_and_keeps_the_old_file(tmp_path, no_room_for)
         saved(tmp_path, 1)
     assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("steps", [(1, 2, 3), (3,)])
-def test_older_checkpoints_make_room_on_a_full_disk_but_not_the_newest(tmp_path, monkeypatch, steps):
-    for step in steps:
-        saved(tmp_path, step)
-    original = os.fsync
-
-    def fsync(number: int) -> None:
-        if len(list_checkpoints(tmp_path)) > 2 or len(steps) == 1:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        original(number)
-
-    monkeypatch.setattr("jcl.runs.atomic.os.fsync", fsync)
-    if len(steps) == 1:
-        with pytest.raises(RunError, match="No space left"):
-            saved(tmp_path, 4)
-    else:
-        saved(tmp_path, 4)
-    assert [path.name[11:14] for path in list_checkpoints(tmp_path)] == ["003", "004"][: len(steps)]
 
 
 class Hostile:

@@ -61,13 +61,12 @@ def test_in_one_process_too(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"9" * 100_000])
-def test_the_file_may_say_anything(tmp_path, content):
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[]", b"{}", b'{"pid": "x", "host": 1}', b"9" * 100_000])
+def test_what_the_file_says_is_not_trusted(tmp_path, content):
     with lock_folder(tmp_path, never):
         (tmp_path / ".lock").write_bytes(content)
-        with pytest.raises(RunError, match="is training in") as refused, lock_folder(tmp_path, never):
+        with pytest.raises(RunError, match="Another process is training in"), lock_folder(tmp_path, never):
             pass
-    assert len(str(refused.value)) < 400
 
 
 def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):

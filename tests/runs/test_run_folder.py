@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jcl.errors import RunError
-from jcl.runs.folder import RunFolder, new_folder, read_skipped, unfinished_folder
+from jcl.runs.folder import RunFolder, add_skipped, new_folder, numbered_folders, read_skipped
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
 from jcl.settings.schema import Settings
@@ -34,9 +34,10 @@ def test_any_trace_of_a_run_protects_it(tmp_path, left):
 
 def test_a_file_in_the_way_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("mine")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(RunError, match="could not be written"):
-            RunFolder(path).create(Settings())
+    with pytest.raises(RunError, match="is a file"):
+        RunFolder(tmp_path / "file").create(Settings())
+    with pytest.raises(RunError, match="could not be written"):
+        RunFolder(tmp_path / "file" / "below").create(Settings())
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -75,7 +76,7 @@ def test_where_no_folder_can_be_made_is_a_sentence(tmp_path):
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "link"):
         with (
-            pytest.raises(RunError, match=rf"{name} could not be written: File exists\.$"),
+            pytest.raises(RunError, match=rf"{name} cannot be written: File exists\.$"),
             new_folder(tmp_path / name / "jcl-x", numbered=True),
         ):
             pass
@@ -103,32 +104,36 @@ def test_processes_that_start_at_the_same_moment_have_folders_of_their_own(tmp_p
     assert all(len(list(path.iterdir())) == 1 for path in folders), "no folder is shared"
 
 
-def test_the_newest_unfinished_folder_of_its_own_name(tmp_path):
-    for name in ("jcl-x-001", "jcl-x-002", "jcl-x-003", "jcl-x-2024-004", "jcl-x-005-kept", "jcl-xy-006"):
-        folder = RunFolder(tmp_path / name)
-        folder.path.mkdir()
-        folder.settings_file.write_text("")
-    RunFolder(tmp_path / "jcl-x-003").summary_file.write_text("{}")
-    found = unfinished_folder(RunFolder(tmp_path / "jcl-x"), lambda folder: folder.settings_file.exists())
-    assert found is not None and found.path == tmp_path / "jcl-x-002"
-    assert unfinished_folder(RunFolder(tmp_path / "missing" / "x"), lambda folder: True) is None
+def test_numbered_folders_are_those_of_their_own_name_last_first(tmp_path):
+    assert numbered_folders(tmp_path / "missing", "jcl-x") == []
+    for name in ("jcl-x-001", "jcl-x-2024-001", "jcl-x-001-kept", "jcl-xy-005", "jcl-x-999", "jcl-x-1000"):
+        (tmp_path / name).mkdir()
+    names = [path.name for path in numbered_folders(tmp_path, "jcl-x")]
+    assert names == ["jcl-x-1000", "jcl-x-999", "jcl-x-001"]
 
 
-def test_skipped_images_are_added_to_the_list(tmp_path):
-    folder, said = RunFolder(tmp_path), []
-    folder.list_skipped({}, said.append)
-    assert not said and not list(tmp_path.iterdir()) and read_skipped(folder.skipped_file) == {}
-    folder.list_skipped({"b.png": "it is empty"}, said.append)
-    folder.list_skipped({"a.png": "no image", "b.png": "it is torn"}, said.append)
-    assert folder.skipped_file.read_text() == "a.png\tno image\nb.png\tit is torn\n"
-    assert read_skipped(folder.skipped_file) == {"a.png": "no image", "b.png": "it is torn"} and len(said) == 2
-    folder.list_skipped({"c.png": "no image"}, said.append, overwrite=True)
-    assert read_skipped(folder.skipped_file) == {"c.png": "no image"}
+def test_a_list_that_is_not_there_is_empty_and_none_is_written_for_nothing(tmp_path):
+    assert read_skipped(tmp_path / "skipped.txt") == {} == add_skipped(tmp_path / "skipped.txt", {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_met_later_is_added(tmp_path):
+    file = tmp_path / "skipped.txt"
+    add_skipped(file, {"b.png": "it is empty"})
+    together = {"a.png": "no image", "b.png": "it is torn"}
+    assert add_skipped(file, together) == together == read_skipped(file)
+    assert file.read_text() == "a.png\tno image\nb.png\tit is torn\n"
+    assert add_skipped(file, {}) == together
 
 
 def test_odd_names_stay_on_their_line(tmp_path):
-    folder = RunFolder(tmp_path)
+    file = tmp_path / "skipped.txt"
     odd = {"a\nb.png": "no image", "tab\t.png": "x", "line\u2028.png": "y", "return\r.png": "two\nlines"}
-    for _ in range(2):
-        folder.list_skipped(odd, lambda _: None)
-        assert len(read_skipped(folder.skipped_file)) == 4 == len(folder.skipped_file.read_text().splitlines())
+    first = add_skipped(file, odd)
+    assert len(first) == 4 == len(file.read_text().splitlines())
+    assert add_skipped(file, odd) == first
+
+
+def test_a_long_list_may_be_read_in_part(tmp_path):
+    add_skipped(tmp_path / "skipped.txt", {f"{number}.png": "no image" for number in range(5)})
+    assert list(read_skipped(tmp_path / "skipped.txt", max_chars=32)) == ["0.png", "1.png"]

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from jcl.commands.pretrain import pretrain, resume
 from jcl.errors import Interrupted, SettingsError
-from jcl.runs.folder import RunFolder
+from jcl.runs.folder import read_run_id
 from jcl.runs.trackers import open_tracker
 from run_tools import QUIET, stop_after
 from small_runs import tiny_settings
@@ -76,7 +76,7 @@ def test_wandb(npz, store, tmp_path, monkeypatch):
 
     found: Figures = {}
     files = sorted((tmp_path / "run/wandb").glob("offline-run-*/*.wandb"))
-    assert len(files) == 2 and {file.name for file in files} == {f"run-{RunFolder(tmp_path / 'run').run_id()}.wandb"}
+    assert len(files) == 2 and {file.name for file in files} == {f"run-{read_run_id(tmp_path / 'run')}.wandb"}
     for file in files:
         for data in leveldb_records(file.read_bytes()):
             record = wandb_internal_pb2.Record()
@@ -98,7 +98,7 @@ def test_mlflow(npz, store, tmp_path, monkeypatch):
 
     client = MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("jcl").experiment_id])
-    assert run.info.status == "FINISHED" and run.data.tags["jcl.run_id"] == RunFolder(tmp_path / "run").run_id()
+    assert run.info.status == "FINISHED" and run.data.tags["jcl.run_id"] == read_run_id(tmp_path / "run")
     assert run.data.params["train.batch_size"] == "8" and run.data.params["record.track"] == "mlflow"
     names = {name for name, _ in expected}
     found = {(name, one.step): one.value for name in names for one in client.get_metric_history(run.info.run_id, name)}
@@ -110,7 +110,7 @@ def test_trackio(npz, store, tmp_path, monkeypatch):
     expected = stopped_and_resumed("trackio", npz, tmp_path / "run", monkeypatch)
     from trackio.sqlite_storage import SQLiteStorage
 
-    name = f"run-{RunFolder(tmp_path / 'run').run_id()}"
+    name = f"run-{read_run_id(tmp_path / 'run')}"
     assert SQLiteStorage.get_runs("jcl") == [name]
     lines = SQLiteStorage.get_logs("jcl", name)
     found = {(figure, line["step"]): value for line in lines for figure, value in line.items() if "/" in figure}

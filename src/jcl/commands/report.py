@@ -24,7 +24,7 @@ from jcl.paths import expand_user, location_path
 from jcl.report.contents import Metric, RunContents
 from jcl.report.page import missing_sections, render_page
 from jcl.report.tables import METRICS
-from jcl.runs.atomic import refuse_overwrite, write_atomically
+from jcl.runs.atomic import refuse_links, refuse_overwrite, write_atomically
 from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.json_object import is_number, read_object
 from jcl.runs.metrics import read_metrics
@@ -32,6 +32,7 @@ from jcl.settings.commands import ReportOptions
 from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import Settings, with_values
 
+_MAX_SKIPPED = 1_000_000  # characters of skipped.txt
 _REPEATS = {"file", "halves"}  # in the JSON of `jcl report` and `jcl compare`, which repeat the results of others
 
 
@@ -69,6 +70,8 @@ def write_report(
     Returns the runs, and figures for JSON; those of several runs have names that start with the name of the run.
     """
     own = file in [path / "report.html" for path in paths]  # not named by the user
+    if own:
+        refuse_links(file)
     started = time.perf_counter()
     target = choose_device(device)
     if file.is_dir():
@@ -124,7 +127,7 @@ def read_run(path: Path, name: str) -> RunContents:
         summary=_read_json(path / "summary.json"),
         choices=read_choices(folder, settings),
         classes=read_classes(folder),
-        skipped=read_skipped(folder.skipped_file),
+        skipped=read_skipped(folder.skipped_file, _MAX_SKIPPED),
         measured=_measured(path, metrics, settings),
     )
 

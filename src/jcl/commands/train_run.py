@@ -68,7 +68,7 @@ class RunTraining:
         progress = self._restore(folder) if resumed else Progress(ranks=context.ranks.count)
         self._compare_with_checkpoint(progress)
         with contextlib.ExitStack() as opened:
-            tracker = context.on_first(lambda: self._open_tracker(folder, resumed))
+            tracker = context.on_first(lambda: self._open_tracker(folder, progress, resumed))
             if tracker is not None:
                 opened.enter_context(tracker)
             memory = PeakMemory(context.device)
@@ -80,13 +80,13 @@ class RunTraining:
                 tracker.add_page(folder.report_file)
         return Run(folder.path)
 
-    def _open_tracker(self, folder: RunFolder, resumed: bool) -> Tracker | None:
+    def _open_tracker(self, folder: RunFolder, progress: Progress, resumed: bool) -> Tracker | None:
         settings, log = self.settings, self.context.log
         if settings.record.track == "none":
             return None
         public = with_values(settings, {"data.location": without_secrets(settings.data.location)})
-        name, path = settings.record.track, folder.path.resolve()
-        return open_tracker(name, path, folder.run_id(), public, resumed=resumed, warn=log)
+        name, path, run_id = settings.record.track, folder.path.resolve(), folder.identify(progress.run)
+        return open_tracker(name, path, run_id, public, resumed=resumed, warn=log)
 
     def _train(
         self, folder: RunFolder, progress: Progress, label: str, tracker: Tracker | None, resumed: bool

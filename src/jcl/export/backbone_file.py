@@ -1,5 +1,6 @@
 """The backbone file: weights with what is needed to rebuild the network and to preprocess its images."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from jcl.core.encoder import Stem
 from jcl.evaluate.features import FeatureSettings
 from jcl.runs.atomic import write_atomically
-from jcl.runs.checkpoint import checksum, to_safetensors
+from jcl.runs.checkpoint import to_safetensors
 from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import ImageSize, PerChannel, PositivePerChannel
 
@@ -90,7 +91,11 @@ def weights_of(backbone: nn.Module) -> dict[str, Tensor]:
 
 def weights_digest(backbone: nn.Module) -> str:
     """SHA-256 of all parameters and buffers."""
-    return checksum(weights_of(backbone), {})
+    digest = hashlib.sha256()
+    for name, value in sorted(weights_of(backbone).items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def same_features(

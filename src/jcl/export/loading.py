@@ -22,7 +22,7 @@ from jcl.export.backbone_file import BackboneInfo, backbone_info, weights_of
 from jcl.export.hub import CONFIG, download_repository, library_errors
 from jcl.export.reading import WeightsFile, read_weights
 from jcl.paths import expand_user, hub_name, suggest_path
-from jcl.runs.checkpoint import list_checkpoints, load_tensors, read_checkpoint, search_checkpoints, select_prefix
+from jcl.runs.checkpoint import list_checkpoints, load_tensors, read_tensors, search_checkpoints, select_prefix
 from jcl.runs.folder import RunFolder
 from jcl.settings.resolved import InitialWeights, ResolvedSettings
 from jcl.settings.schema import Settings
@@ -91,7 +91,9 @@ def checkpoint_run(path: Path) -> Path | None:
 
 
 def _read_checkpoint(path: Path, folder: RunFolder) -> WeightsFile:
-    tensors, metadata = read_checkpoint(path)
+    tensors, metadata = read_tensors(path)
+    if "step" not in metadata:
+        raise RunError(f"{path} is not a checkpoint of this tool; give the run folder or another file.")
     tensors = select_prefix(tensors, "model.query_encoder.backbone.")
     # The feature width is measured when the network is built.
     info = backbone_info(folder.settings(), feature_width=0)
@@ -242,6 +244,7 @@ def _check_match(
             part for part, (own, wanted) in both.items() if wanted.is_floating_point() > own.is_floating_point()
         ],
         "NaN or infinite": [part for part, (own, _) in both.items() if not own.isfinite().all()],
+        "negative": [part for part, (own, _) in both.items() if part.endswith("running_var") and bool((own < 0).any())],
     }
     problems = [f"{len(parts):,} {kind} ({list_some(parts, 3)})" for kind, parts in kinds.items() if parts]
     for part in shapes[:1]:
@@ -290,7 +293,14 @@ def initial_tensors(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors that the backbone of a run takes from a file, and lines on what was loaded and what was not."""
     name, stem = settings.model.backbone, settings.model.stem
-    loaded = load_network(weights, name, settings.views.image_size)
+    try:
+        loaded = load_network(weights, name, settings.views.image_size)
+    except (RunError, SettingsError):
+        with contextlib.suppress(RunError):  # other networks cannot be told from their shapes
+            if _plain(found := network_name(weights)) != _plain(name):
+                problem = f"{weights.path} holds a {found}, but the backbone is {name}; use --backbone {found}."
+                raise SettingsError(problem) from None
+        raise
     tensors, expected = weights_of(loaded.network), backbone.state_dict()
     had, channels = loaded.info.channels, settings.data.channels
     differing = (part for part, value in expected.items() if tensors[part].shape != value.shape)
@@ -312,6 +322,11 @@ def initial_tensors(
         lines.append(f"fitted: {fitted} from {had} to {pluralize(channels, 'channel')}, by the mean over them")
     lines.append(f"new: {' and '.join(new)}; not used from the weights: {loaded.unused_parts}")
     return kept, lines + [f"note: {note}" for note in loaded.notes if not note.startswith("ignored")]
+
+
+def _plain(name: str) -> str:
+    """The name of an architecture without its library and the tag of its weights."""
+    return name.removeprefix("timm/").partition(".")[0]
 
 
 def _torchvision_weights(name: str) -> WeightsFile:

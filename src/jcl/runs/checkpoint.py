@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,18 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from jcl.errors import Diverged, RunError
-from jcl.runs.atomic import make_folder, write_atomically
+from jcl.runs.atomic import atomic_open, make_folder, refuse_links
+from jcl.runs.folder import read_run_id
 
 FORMAT = "jcl-checkpoint-2"
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_CHECKSUM = "checksum"
-_OLD_CHECKSUM = "sha256"  # of the bytes of files of earlier versions; no longer verified
+_CHECKSUM = "sha256"
+_ZEROS = b"0" * 64
+_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # quotes inside a value are escaped, so only the key matches
+_LENGTH_BYTES = 8  # a safetensors file starts with the length of its header
+_HEADER_LIMIT = 8 << 20  # about 80,000 tensors
 
 
 @dataclass
@@ -43,6 +48,7 @@ class Progress:
     steps_per_epoch: int = 0  # at the last step; 0 if unknown
     settings: dict[str, Any] = field(default_factory=dict)  # by dotted names; empty if unknown
     images: dict[str, str] = field(default_factory=dict)  # fingerprints of the images; empty if unknown
+    run: str = ""  # the id of the run
 
 
 @dataclass(frozen=True)
@@ -105,18 +111,16 @@ def write_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise Diverged(f"Step {snapshot.step} was not saved: {name} is not finite.")
+    refuse_links(folder)
     make_folder(folder, parents=False)  # a run folder that was removed is not created again
     path = folder / f"step-{snapshot.step:09d}.safetensors"
-    try:
-        save_with_checksum(path, tensors, snapshot.metadata)
-    except RunError as error:
-        if getattr(error.__cause__, "errno", 0) not in _DISK_FULL:
-            raise
-        newest = newest_checkpoint(folder)
-        for older in list_checkpoints(folder):
-            if older != newest:
-                older.unlink(missing_ok=True)
-        save_with_checksum(path, tensors, snapshot.metadata)
+    while True:
+        try:
+            save_with_checksum(path, tensors, snapshot.metadata)
+            break
+        except RunError as error:
+            if getattr(error.__cause__, "errno", 0) not in _DISK_FULL or not _make_room(folder):
+                raise
     # Files of later steps are damaged, or the run would have resumed from them: they must not displace this one.
     for older in [found for found in list_checkpoints(folder) if found.name <= path.name][:-keep]:
         with contextlib.suppress(OSError):  # or after the next checkpoint
@@ -124,9 +128,21 @@ def write_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
     return path
 
 
+def _make_room(folder: Path) -> bool:
+    """Remove the oldest checkpoint other than the newest valid one; returns whether there was one."""
+    newest = newest_checkpoint(folder)
+    others = [path for path in list_checkpoints(folder) if path != newest]
+    if newest is None or not others:
+        return False
+    with contextlib.suppress(OSError):
+        others[0].unlink()
+        return True
+    return False
+
+
 def load_checkpoint(path: Path, learner: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
     """Restore model and optimizer in place from `path`; returns how far the run was."""
-    tensors, metadata = read_checkpoint(path)
+    tensors, metadata = _read_checkpoint(path)
     load_weights(learner, select_prefix(tensors, "model."), path)
     try:
         _restore_optimizer(optimizer, tensors, json.loads(metadata["optimiser"]))
@@ -140,7 +156,7 @@ def load_checkpoint(path: Path, learner: nn.Module, optimizer: torch.optim.Optim
 
 def read_learner(path: Path) -> tuple[dict[str, Tensor], int]:
     """The weights of the learner (both encoders and the queue) in a checkpoint, and its step."""
-    tensors, metadata = read_checkpoint(path)
+    tensors, metadata = _read_checkpoint(path)
     return select_prefix(tensors, "model."), int(metadata["step"])
 
 
@@ -184,7 +200,7 @@ def search_checkpoints(folder: Path) -> tuple[Path | None, list[str]]:
     damaged = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            read_checkpoint(path)
+            _read_checkpoint(path)
         except RunError as error:
             damaged.append(str(error))
         else:
@@ -203,30 +219,47 @@ def checkpoint_to_resume(folder: Path, log: Callable[[str], None]) -> Path | Non
         log(f"Skipped checkpoint: {reason}")
     if newest is None and damaged:
         remedy = "restore one from a backup, or remove them to train from the first step"
-        raise RunError(f"All checkpoints in {folder} are damaged; {remedy}.")
+        raise RunError(f"All checkpoints in {folder} are damaged or of another run; {remedy}.")
     log(f"Resuming from {newest}." if newest else f"No checkpoint in {folder} yet: starting from the first step.")
     return newest
 
 
 def save_with_checksum(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file with a checksum, atomically."""
-    write_atomically(path, to_safetensors(tensors, metadata))
+    with atomic_open(path) as file:
+        file.writelines(_safetensors_parts(tensors, metadata))
 
 
 def to_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file with a checksum."""
-    content: bytes = save(dict(tensors), {**metadata, _CHECKSUM: checksum(tensors, metadata)})
-    return content
+    """A safetensors file with a checksum; equal content, equal bytes."""
+    return b"".join(_safetensors_parts(tensors, metadata))
 
 
-def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """SHA-256 of all tensors, which are on the CPU, with their names, and of the other metadata."""
-    others = {name: value for name, value in metadata.items() if name != _CHECKSUM}
-    digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode())
-    for name, value in sorted(tensors.items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _safetensors_parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, memoryview]:
+    """The header, and the tensors without another copy.
+
+    The SHA-256 is part of the metadata. It covers every byte of the file, with zeros in place of its own digits.
+    """
+    content = memoryview(save(dict(tensors), dict(metadata) | {_CHECKSUM: _ZEROS.decode()}))
+    end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    # safetensors writes the metadata in random order
+    text = json.dumps(json.loads(bytes(content[_LENGTH_BYTES:end])), sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    digest = hashlib.sha256(header)
+    digest.update(content[end:])
+    return _DIGEST.sub(b'"sha256":"%b"' % digest.hexdigest().encode(), header), content[end:]
+
+
+def has_valid_checksum(file: BufferedReader) -> bool:
+    """Whether an open safetensors file has a checksum that its content matches."""
+    length = file.read(_LENGTH_BYTES)
+    header = file.read(min(int.from_bytes(length, "little"), _HEADER_LIMIT))
+    digits = _DIGEST.search(header)
+    if digits is None:
+        return False
+    start = length + header[: digits.start(1)] + _ZEROS + header[digits.end(1) :]
+    return hashlib.file_digest(file, lambda: hashlib.sha256(start)).hexdigest().encode() == digits[1]
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -234,22 +267,28 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not path.is_file():  # reading a named pipe would block forever
         raise RunError(f"{path} cannot be read: {'not a regular file' if path.exists() else 'no such file'}.")
     try:
-        with safe_open(path, framework="pt") as opened:  # compares the header with the size of the file
-            tensors, metadata = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+        with path.open("rb") as file:
+            with safe_open(path, framework="pt") as opened:  # compares the header with the size of the file
+                tensors, metadata = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+            intact = _CHECKSUM not in metadata or has_valid_checksum(file)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} cannot be read as a safetensors file ({error}); copy it again.") from None
-    if _CHECKSUM in metadata and metadata[_CHECKSUM] != checksum(tensors, metadata):
+    if not intact:
         raise RunError(f"{path} is damaged: its content does not match its checksum. Restore it from a backup.")
     return tensors, metadata
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a checkpoint of this package."""
+def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors, metadata = read_tensors(path)
-    if not {_CHECKSUM, _OLD_CHECKSUM} & metadata.keys():
+    if _CHECKSUM not in metadata:
         raise RunError(f"{path} is damaged or not a checkpoint of this tool: it has no checksum.")
     if metadata.get("format") != FORMAT:
         raise RunError(f"{path} is not a checkpoint of this tool; resume from a folder that `jcl pretrain` wrote.")
+    if (named := _NAME.fullmatch(path.name)) and str(int(named[1])) != metadata.get("step"):
+        raise RunError(f"{path} holds step {metadata.get('step')}, not the step in its name; rename it.")
+    owner, run = metadata.get("run", "").strip('"'), read_run_id(path.parent.parent)
+    if owner and run and owner != run:
+        raise RunError(f"{path} is a checkpoint of another run (id {owner}, this run has {run}); remove it.")
     return tensors, metadata
 
 

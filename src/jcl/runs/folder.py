@@ -2,9 +2,10 @@
 
 import contextlib
 import glob
+import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -17,10 +18,13 @@ from jcl.runs.lock import is_locked
 from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import Settings, read_settings, settings_text
 
+RUN_ID = "run_id"
+_MAX_ID_BYTES = 100
+
 
 class TrainingFolder:
-    """A settings file, `metrics.jsonl`, `checkpoints/`, `skipped.txt` if images could not be read, and at the end
-    `summary.json`."""
+    """A settings file, `run_id`, `metrics.jsonl`, `checkpoints/`, `skipped.txt` if images could not be read, and at
+    the end `summary.json`."""
 
     kind: ClassVar[str]  # what the folder holds, in words
     settings_name: ClassVar[str]  # the settings file, which identifies the kind of folder
@@ -32,7 +36,7 @@ class TrainingFolder:
         self.settings_file = self.path / self.settings_name
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
-        self.id_file = self.path / "run_id"  # for experiment trackers
+        self.id_file = self.path / RUN_ID
         self.skipped_file = self.path / "skipped.txt"
         self.summary_file = self.path / "summary.json"
         # Files that only some kinds have.
@@ -67,25 +71,28 @@ class TrainingFolder:
     def refuse_occupied(self) -> None:
         """Raise if the folder already holds a training."""
         if self.settings_file.exists():
-            resume = "" if self.summary_file.exists() else f"{self.how_to_resume}, or "
-            raise RunError(f"{self.path} already holds a {self.kind}; {resume}choose another --out.")
+            if self.summary_file.exists():
+                raise RunError(f"{self.path} already holds a {self.kind}, which has finished; choose another --out.")
+            raise RunError(f"{self.path} already holds a {self.kind}; {self.how_to_resume}, or choose another --out.")
         self.refuse_other_kinds()
 
     def refuse_other_kinds(self) -> None:
         """Raise if the folder holds another kind of training."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; choose a folder with --out.")
         if not self.settings_file.exists() and RunFolder(self.path).holds_run():
             raise RunError(f"{self.path} already holds a run; choose another folder with --out.")
         self.refuse_links()
 
     def refuse_links(self) -> None:
-        """Raise if a folder in it is a link, through which files would be written elsewhere."""
-        refuse_links(self.checkpoints, self.path / "tensorboard", self.path / "wandb")
+        """Raise now if a file of the training is a link, and not only when it is written."""
+        refuse_links(*(path for path in vars(self).values() if isinstance(path, Path) and path != self.path))
 
-    def run_id(self) -> str:
-        """The id of this training in experiment trackers."""
-        if not self.id_file.exists():
-            write_atomically(self.id_file, f"{secrets.token_hex(8)}\n".encode())
-        return read_file(self.id_file, RunError).decode(errors="replace").strip()
+    def identify(self, resumed: str) -> str:
+        """The id of this training; if it has none, that of the checkpoint it is `resumed` from, or a new one."""
+        if not read_run_id(self.path):
+            write_atomically(self.id_file, f"{resumed or secrets.token_hex(8)}\n".encode())
+        return read_run_id(self.path)
 
     @contextlib.contextmanager
     def cleanup_unless_started(self) -> Iterator[None]:
@@ -99,10 +106,14 @@ class TrainingFolder:
         try:
             yield
         except (DataError, Diverged, Interrupted, SettingsError, RuntimeError, KeyboardInterrupt):
-            for path in () if self.checkpoints.exists() else self.first_files:
-                if path not in keep:
-                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            self.remove_unless_started(keep)
             raise
+
+    def remove_unless_started(self, keep: Collection[Path] = ()) -> None:
+        """Remove the files of a training that has no checkpoint yet."""
+        for path in () if self.checkpoints.exists() else self.first_files:
+            if path not in keep:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def resumable(self) -> Iterator[None]:
@@ -119,27 +130,29 @@ class TrainingFolder:
         """Add unreadable images to `skipped.txt` with the reasons; with `overwrite` those of before are dropped."""
         if not skipped:
             return
-        listed = {} if overwrite else read_skipped(self.skipped_file)
-        listed |= {_one_line(name): _one_line(reason) for name, reason in skipped.items()}
-        lines = [f"{name}\t{reason}\n" for name, reason in sorted(listed.items())]
         try:
-            write_atomically(self.skipped_file, "".join(lines).encode())
+            listed = add_skipped(self.skipped_file, skipped, overwrite=overwrite)
         except RunError as error:
             log(f"Skipped {pluralize(len(skipped), 'unreadable image')}, but {error}")
         else:
             log(f"Skipped {pluralize(len(listed), 'unreadable image')}; the reasons are in {self.skipped_file}.")
 
     def stored_settings(self) -> dict[str, Any]:
-        return read_object(self.settings_file)
+        try:
+            return read_object(self.settings_file)
+        except RunError:
+            raise RunError(f"{self.path} holds no {self.kind}: no readable {self.settings_name} in it.") from None
 
     def summary(self) -> dict[str, Any]:
         """The figures of a finished training, flat, with plain names."""
-        summary = read_object(self.summary_file) if self.summary_file.exists() else {}
-        if self.result_name in summary:
+        summary = read_object(self.summary_file) if self.summary_file.exists() else None
+        if summary is not None and self.result_name in summary:
             return summary
         if not self.settings_file.exists():
             raise RunError(f"{self.path} holds no {self.kind}: no {self.settings_name} in it.")
-        raise RunError(f"The {self.kind} in {self.path} has not finished; {self.how_to_finish}.")
+        if summary is None:
+            raise RunError(f"The {self.kind} in {self.path} has not finished; {self.how_to_finish}.")
+        raise RunError(f"{self.summary_file} is not the summary of a {self.kind}; remove it and {self.how_to_resume}.")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_object(self.summary_file, summary)
@@ -178,10 +191,26 @@ class RunFolder(TrainingFolder):
         return read_settings(self.settings_file, ResolvedSettings)
 
 
+def read_run_id(folder: Path) -> str:
+    """The id of the training in a folder, which is also in its checkpoints; empty if there is none."""
+    with contextlib.suppress(RunError):
+        return read_file(folder / RUN_ID, RunError)[:_MAX_ID_BYTES].decode(errors="replace").strip()
+    return ""
+
+
+def numbered_folders(parent: Path, name: str) -> list[Path]:
+    """The existing folders `name-001`, `name-002`, ... under `parent`, highest number first."""
+    numbers = [
+        int(match[1])
+        for path in parent.glob(f"{glob.escape(name)}-*")
+        if (match := re.fullmatch(r"-(\d{3}|[1-9]\d{3,8})", path.name.removeprefix(name)))
+    ]
+    return [parent / f"{name}-{number:03d}" for number in sorted(numbers, reverse=True)]
+
+
 def unfinished_folder(wanted: Folder, started_with: Callable[[Folder], bool]) -> Folder | None:
     """The newest unfinished, unlocked one of `wanted-001`, `wanted-002`, ... for which `started_with` is true."""
-    numbered = wanted.path.parent.glob(f"{glob.escape(wanted.path.name)}-[0-9][0-9][0-9]")
-    for path in sorted(numbered, reverse=True):
+    for path in numbered_folders(wanted.path.parent, wanted.path.name):
         folder = type(wanted)(path)
         with contextlib.suppress(JclError):  # not a folder of this kind
             if not is_locked(path) and not folder.summary_file.exists() and started_with(folder):
@@ -206,26 +235,36 @@ def new_folder(wanted: Path, *, numbered: bool = False) -> Iterator[Path]:
 
 
 def _create_numbered(wanted: Path) -> Path:
-    make_folder(wanted.parent)
-    number = 0
-    while True:
-        number += 1
-        path = wanted.with_name(f"{wanted.name}-{number:03d}")
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise RunError(f"The folder {path} could not be written: {error.strerror}.") from None
+    number, path = 1, wanted.parent
+    try:
+        path.mkdir(parents=True, exist_ok=True)  # separately: below a dangling link every number seems to exist
+        while True:
+            path = wanted.with_name(f"{wanted.name}-{number:03d}")
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                return path
+            number += 1
+    except OSError as error:
+        raise RunError(f"The folder {path} cannot be written: {error.strerror}.") from None
 
 
-def read_skipped(file: Path) -> dict[str, str]:
-    """The images in `skipped.txt` with the reasons; {} without the file."""
+def read_skipped(file: Path, max_chars: int | None = None) -> dict[str, str]:
+    """The images in `skipped.txt` with the reasons, from its first `max_chars` characters; {} without the file."""
     text = ""
     with contextlib.suppress(RunError):
-        text = read_file(file, RunError).decode(errors="replace")
-    return {name: reason for name, _, reason in (line.rpartition("\t") for line in text.split("\n")) if name}
+        text = read_file(file, RunError).decode(errors="replace")[:max_chars]
+    pairs = (line.rpartition("\t") for line in text.split("\n"))
+    return {name: reason for name, _, reason in pairs if name}
+
+
+def add_skipped(file: Path, skipped: Mapping[str, str], *, overwrite: bool = False) -> dict[str, str]:
+    """Add images to `skipped.txt` and return all; with `overwrite` the entries of an earlier training are dropped."""
+    listed = read_skipped(file)
+    added = {_one_line(name): _one_line(reason) for name, reason in skipped.items()}
+    together = added if overwrite else listed | added
+    if together != listed:
+        write_atomically(file, "".join(f"{name}\t{reason}\n" for name, reason in sorted(together.items())).encode())
+    return together
 
 
 def _one_line(text: str) -> str:

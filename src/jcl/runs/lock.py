@@ -3,22 +3,24 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jcl.errors import RunError
-from jcl.runs.atomic import open_own_file
+from jcl.runs.atomic import open_regular_file
 
 NAME = ".lock"
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+_MAX_OWNER_BYTES = 4096
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in the folder; False where the file system has no locks."""
     try:
-        with os.fdopen(open_own_file(folder / NAME, os.O_RDONLY), "rb") as file:
+        with os.fdopen(open_regular_file(folder / NAME, os.O_RDONLY), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that several processes can check at once
     except OSError as error:
         return isinstance(error, BlockingIOError)
@@ -37,8 +39,8 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.callback(_release, file, _acquire(file))
-            with os.fdopen(open_own_file(file, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as owner:
-                owner.write(f"Process {os.getpid()} on {socket.gethostname()!r}")
+            with os.fdopen(open_regular_file(file, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as owner:
+                owner.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         except BlockingIOError:
             raise RunError(f"{_owner(file)} is training in {folder}; wait for it to end, or stop it.") from None
         except OSError as error:
@@ -51,7 +53,7 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
 
 def _acquire(file: Path, mode: int = os.O_RDONLY) -> int:
     """Open the file for reading, so that its file system can be remounted read-only; or for writing if that fails."""
-    descriptor = open_own_file(file, mode | os.O_CREAT)
+    descriptor = open_regular_file(file, mode | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -73,6 +75,7 @@ def _release(file: Path, descriptor: int) -> None:
 
 
 def _owner(file: Path) -> str:
-    with contextlib.suppress(OSError), file.open(encoding="utf-8", errors="replace") as opened:
-        return opened.readline(100).strip() or "Another process"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), file.open("rb") as opened:
+        owner = json.loads(opened.read(_MAX_OWNER_BYTES))
+        return f"Process {int(owner['pid'])} on {str(owner['host'])!r}"
     return "Another process"

@@ -4,10 +4,12 @@ import contextlib
 import json
 import math
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jcl.console import pluralize
 from jcl.errors import RunError
 from jcl.paths import read_file
 from jcl.runs.atomic import append_to, write_atomically
@@ -38,7 +40,8 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
     """Appends metrics to a run's files, and passes them to an experiment tracker.
 
     Each line is written at once and completely. If that fails (a full disk), `warn` is called once and the lines are
-    kept and written later. When a run resumes at a step, damaged lines and those of later steps are dropped.
+    kept and written later. When a run resumes at a step, lines of later steps are dropped. If lines are damaged, `warn`
+    is called and the file is kept under another name.
     """
 
     def __init__(
@@ -54,7 +57,13 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
         self._warn = warn
         self._pending: list[str] = []
         self._failing = False
-        found = read_metrics(self.path) if self.path.exists() else []
+        before = read_file(self.path, RunError) if self.path.exists() else b""
+        found = read_metrics(self.path) if before else []
+        whole = before[: before.rfind(b"\n") + 1].splitlines()  # a process that was killed may leave part of a line
+        if (damaged := sum(bool(line.strip()) for line in whole) - len(found)) > 0:
+            copy = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
+            write_atomically(copy, before)
+            warn(f"{self.path} has {pluralize(damaged, 'damaged line')}; the file is kept as {copy.name}.")
         kept = [line for line in found if line["step"] <= resumed_at]
         self.first = {line["kind"]: line for line in reversed(kept)}
         self.newest = {line["kind"]: line for line in kept}

@@ -1,6 +1,7 @@
 """Checkpoints written in the background."""
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -8,9 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from jcl.console import format_bytes
 from jcl.errors import RunError
 from jcl.runs.atomic import remove_partial_files
-from jcl.runs.checkpoint import Progress, Snapshot, take_snapshot, write_snapshot
+from jcl.runs.checkpoint import Progress, Snapshot, list_checkpoints, take_snapshot, write_snapshot
+from jcl.runs.folder import RUN_ID
 
 
 class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
@@ -27,7 +30,29 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
         self._written: Future[Path] | None = None  # until `report` has looked at it
         self._snapshot: Snapshot | None = None
         self._failing = False
+        self._id_file = folder.parent / RUN_ID
+        self._identified = self._id_file.exists()
         remove_partial_files(folder)
+
+    @property
+    def moved(self) -> bool:
+        """Whether the run folder, which `folder` is in, was moved, removed or emptied since training began."""
+        try:
+            self._id_file.stat()
+        except OSError as error:  # another error: a network file system may be unavailable for a while
+            return self._identified and isinstance(error, FileNotFoundError | NotADirectoryError)
+        return False
+
+    def warn_of_full_disk(self, learner: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Warn if there is no space for two checkpoints, one of which may exist already."""
+        trained = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        moments = trained * (2 if "betas" in optimizer.defaults else 1)
+        size = sum(tensor.nbytes for tensor in [*learner.state_dict().values(), *moments])
+        needed, disk = size * (1 if list_checkpoints(self._folder) else 2), shutil.disk_usage(self._folder.parent)
+        if disk.free < needed and disk.total:
+            space = f"{format_bytes(disk.free)} are free, checkpoints need about {format_bytes(needed)}"
+            problem = f"The disk of {self._folder.parent} is nearly full: {space}"
+            self._warn(f"{problem}. Free some space, or training may not be saved.")
 
     @property
     def busy(self) -> bool:
@@ -41,6 +66,9 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
 
     def finish(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Save the current state, wait for it, and raise if it cannot be written."""
+        if self.moved:
+            problem = f"The folder {self._folder.parent} was moved or removed; step {progress.step:,} is not saved"
+            raise RunError(f"{problem}. Resume from its newest checkpoint.")
         self.start(learner, optimizer, progress)
         written, self._written = self._written, None
         assert written is not None
@@ -73,7 +101,7 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
 class NullSaver:
     """A saver that saves nothing, for ranks other than the first, whose state is the same."""
 
-    busy = False
+    busy = moved = False
 
     def start(self, *_state: object) -> None:
         """Do nothing."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jcl.errors import SettingsError, first_line
-from jcl.runs.atomic import append_to, make_folder
+from jcl.runs.atomic import append_to, make_folder, refuse_links
 from jcl.settings.schema import Settings, setting_names, values_of
 
 _PROJECT = "jcl"
@@ -96,6 +96,7 @@ class TensorBoard(Tracker):
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._waiting.append(Event(step=step, summary=Summary(value=values), wall_time=time.time()))
+        refuse_links(self._file.parent)
         make_folder(self._file.parent, parents=False)
         with append_to(self._file) as file:
             while self._waiting:

@@ -112,11 +112,13 @@ class Trainer:
         with contextlib.ExitStack() as opened:
             if self.ranks.first:
                 progress, warn = self.progress, self.display.warn
+                progress.run = folder.identify(progress.run)
                 record = MetricsWriter(
                     folder.path, resumed_at=progress.step, tensorboard=tensorboard, tracker=tracker, warn=warn
                 )
                 self.record = opened.enter_context(record)
                 self.saver = opened.enter_context(CheckpointSaver(folder.checkpoints, keep, warn))
+                self.saver.warn_of_full_disk(self.task.module, self.task.optimizer)
             yield
 
     def run(self) -> None:
@@ -212,8 +214,8 @@ class Trainer:
             raise StopEvaluation
 
     def _stop_requested(self) -> bool:
-        """Whether any rank was asked to stop; all ranks get the same answer."""
-        requested = self.stop_request.requested
+        """Whether any rank was asked to stop, or the run folder was moved; all ranks get the same answer."""
+        requested = self.stop_request.requested or self.saver.moved
         if self.ranks.count == 1:
             return requested
         step, on_cpu = self.progress.step, self.progress.window.device.type == "cpu"
@@ -248,6 +250,8 @@ class Trainer:
         except Diverged as error:
             raise self._diverged(str(error).rstrip(".")) from None
         except RunError as error:
+            if self.saver.moved:
+                raise
             raise RunError(f"{error} {self._where_stopped()}") from None
 
     def _stop(self) -> None:
