@@ -93,6 +93,21 @@ def test_missing_inputs_of_other_commands(refused, npz, tmp_path):
     assert "There is no folder" in refused("check", tmp_path / "missing")
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("finetune.json", "`jcl finetune --resume "),
+        ("detect.json", "`jcl detect --resume "),
+        ("probe.json", "linear probe"),
+        ("study.json", "`jcl ablate`"),
+    ],
+)
+def test_resume_names_the_command_that_continues_other_trainings(refused, tmp_path, file, said):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / file).write_text("{}")
+    assert said in refused("resume", tmp_path / "out")
+
+
 def test_results_of_other_commands_do_not_hide_a_run(call, pretrained):
     shutil.copytree(pretrained, "run")
     Path("run/finetune.json").write_text("{}")
@@ -240,6 +255,7 @@ def test_results_do_not_replace_files_of_a_run(refused, npz, pretrained, tmp_pat
         assert f"{name} is the run's own file" in refused("knn", run, "--json", run / name)
     (run / "summary.json").unlink()  # of an unfinished run, which would then pass for a finished one
     assert "summary.json is the run's own file" in refused("knn", run, "--json", run / "summary.json")
+    assert "takes the name of a file" in refused("knn", run, "--json", "-")
 
 
 def test_a_terminal_without_unicode_gets_all_results(call, pretrained, monkeypatch):

@@ -195,14 +195,14 @@ def test_finetune_writes_its_folder_and_can_go_on_from_there(call, refused, pret
     }  # fmt: skip
     assert call("linear", "tuned/backbone.safetensors", npz, "--epochs", 1)[0] == 0
     code, _, err = call("knn", "tuned", npz)
-    assert code == 1 and "tuned is not a run folder" in err
+    assert code == 1 and "tuned/backbone.safetensors." in err
     settings = Path("tuned/finetune.json")
     settings.write_text(settings.read_text().replace('"device": "auto"', '"device": "cuda:99"'))
     Path("tuned/summary.json").unlink()
     assert "cuda:99" in refused("finetune", "--resume", "tuned")
     assert call("finetune", "--resume", "tuned", "--device", "cpu")[0] == 0 and Path("tuned/summary.json").exists()
     code, _, err = call("resume", "tuned")
-    assert code == 1 and "not a run folder" in err
+    assert code == 1 and "`jcl finetune --resume tuned`" in err
     code, _, err = call(*arguments)  # without --out
     assert code == 0 and len(list(Path("runs").glob("finetune-small-001/summary.json"))) == 1, err
 
@@ -314,3 +314,11 @@ def test_ctrl_c_twice_goes_back_to_the_newest_checkpoint_or_to_nothing(call, pre
     assert code == 75 and how in err and "step-000000002" in err
     code, _, err = call(*again)
     assert code == 0 and "Resuming from out/checkpoints/step-000000002.safetensors." in err
+
+
+def test_values_unlike_those_of_training_are_warned_about(call, pretrained, npz):
+    with np.load(npz) as arrays:
+        np.savez("wide.npz", **{name: values.astype(np.int64) for name, values in arrays.items()})
+    for data, far in ((npz, False), ("wide.npz", True)):
+        code, _, err = call("knn", pretrained, data, "--no-untrained")
+        assert code == 0 and ("far from those of training" in err) == far, err

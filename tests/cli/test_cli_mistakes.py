@@ -112,6 +112,16 @@ def test_a_run_that_diverges_at_once_does_not_occupy_its_folder(call, npz, tmp_p
     assert call(*tiny, "--set", "record.report=false")[0] == 0
 
 
+@pytest.mark.parametrize("command", ["knn", "linear", "finetune", "embed -o f.npz"])
+def test_swapped_arguments_are_noticed(refused, pretrained, image_folder, npz, command):
+    name, *options = command.split()
+    for data in (image_folder, npz):
+        said = refused(name, data, pretrained, *options, exit_code=2)
+        assert f"`jcl {name} {pretrained} {data}`" in said
+    weights = pretrained / "backbone.safetensors"
+    assert f"`jcl {name} {weights} cifar10`" in refused(name, "cifar10", weights, *options, exit_code=2)
+
+
 @pytest.mark.parametrize(
     "command", ["check {data}", "pretrain {data}", "knn {run} {data}", "knn {typo}", "resume {typo}", "bound {typo}"]
 )
@@ -125,7 +135,15 @@ def test_a_similar_path_is_suggested(refused, pretrained, image_folder, command)
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        ("pretrain x --epoch 1", "--epochs)"),
+        ("pretrain x --learning-rate 1", "--lr?"),
+        ("knn --weights x y", "give WEIGHTS without an option name"),
+        ("pretrain x --epoch 1", "--epochs?"),
+        ("pretrain x --arch resnet18", "--backbone?"),
+        ("pretrain x --queue_size 9", "--set method.queue_size=VALUE."),
+        ("pretrain x --wd 1", "--set train.weight_decay=VALUE."),
+        ("pretrain x --pretrained imagenet", "--init?"),
+        ("knn x --batch 2", "--batch-size?"),
+        ("pretrain --data x", "give DATA without"),
         ("pretrain x --method jlc", "did you mean jcl?"),
         ("pretrain x --set method.name=moco", "did you mean moco-v2?"),
         ("export x -o y --to torchvison", "did you mean torchvision?"),

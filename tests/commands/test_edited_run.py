@@ -109,6 +109,13 @@ def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tm
     assert changed not in said_when(moved) and changed in said_when(renamed) and changed in said_when(redrawn)
 
 
+def test_an_epoch_of_other_length_is_told(folder):
+    said = Console(file=io.StringIO(), width=1000)
+    edit_settings(folder, "batch_size: 8", "batch_size: 16")
+    resume(folder, console=said)
+    assert "epoch 2.5 instead of 1.25" in said.file.getvalue()
+
+
 def test_other_images_to_test_with_are_told(tmp_path):
     photos, folder, said = tmp_path / "photos", tmp_path / "run", Console(file=io.StringIO(), width=1000)
     write_image_folder(photos / "train", 32)

@@ -14,6 +14,7 @@ import jcl
 from fault_tools import settings_for
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
+from jcl.commands.train_run import faster_options
 from jcl.core.loss import info_nce_loss
 from jcl.core.registry import METHODS, Method, register
 from jcl.errors import DataError, RunError, SettingsError
@@ -22,6 +23,14 @@ from jcl.runs.folder import RunFolder
 from jcl.train.step import TrainingStep
 from run_tools import QUIET, assert_same, assert_same_backbone, figures
 from small_runs import TINY_BACKBONE, drawn_pixels, tiny_settings
+
+
+def test_options_for_a_long_run_are_those_that_make_it_faster(unbroken):
+    assert faster_options(unbroken.settings) == "fewer --epochs, --method moco-v2"  # tiny_cnn, small views
+    views = unbroken.settings.views.model_copy(update={"image_size": 224})
+    model = unbroken.settings.model.model_copy(update={"backbone": "resnet50"})
+    large = unbroken.settings.model_copy(update={"views": views, "model": model})
+    assert faster_options(large) == "fewer --epochs, --image-size 96, --backbone resnet18, --method moco-v2"
 
 
 def test_a_run_leaves_what_it_should(unbroken):

@@ -134,7 +134,7 @@ def test_networks_get_their_mode_back() -> None:
 def test_values_are_written_for_other_programs(tmp_path) -> None:
     spread = ViewSpread(torch.tensor([0.25, 1 / 3]).double(), torch.tensor([0.5, 0.125]).double(), 4, 2)
     file = tmp_path / "values.csv"
-    DistributionReport({"JCL": spread}, ["a, b.png", "c.png"], {}, []).write_values(file)
+    DistributionReport({"JCL": spread}, ["a, b.png", "c.png"], {}).write_values(file)
     lines = file.read_text().splitlines()
     assert lines[0].startswith("image,jcl_similarity,") and lines[1].startswith('"a, b.png",0.25,')
 
@@ -145,5 +145,5 @@ def test_values_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path, no_room
     no_room_for(file)
     spread = ViewSpread(torch.zeros(2).double(), torch.zeros(2).double(), 4, 2)
     with pytest.raises(RunError, match="values"):
-        DistributionReport({"JCL": spread}, ["a.png", "b.png"], {}, []).write_values(file)
+        DistributionReport({"JCL": spread}, ["a.png", "b.png"], {}).write_values(file)
     assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]

@@ -1,5 +1,6 @@
 """The program `jcl`: user errors become a message and an exit code; other exceptions keep their traceback."""
 
+import difflib
 import io
 import re
 import sys
@@ -17,6 +18,17 @@ from jcl.errors import Interrupted, JclError, OtherRankFailed, SettingsError, me
 INTERRUPTED = 130  # exit code after Ctrl-C
 # Click's UsageError, which some versions of Typer vendor.
 _ParserError: type[Exception] = typer.BadParameter.__mro__[1]
+# Options and settings with their names in other programs.
+_SYNONYMS = {
+    "backbone": ("arch", "model"),
+    "batch-size": ("bs", "batch"),
+    "devices": ("gpus", "num-gpus"),
+    "image-size": ("crop-size", "input-size", "size"),
+    "init": ("pretrained", "pretrained-weights", "weights"),
+    "lr": ("learning-rate", "base-lr"),
+    "out": ("output", "output-dir", "save-dir"),
+    "weight-decay": ("wd",),
+}
 
 
 def main() -> None:
@@ -58,7 +70,23 @@ def _wrong_usage(error: Any) -> WrongUsage:
     context = getattr(error, "ctx", None)
     named = [info.name for info in app.registered_commands if info.name in sys.argv[1:2]]
     command = " ".join(["jcl", *map(str, named)]) if context is None else context.command_path
-    return WrongUsage(" ".join(error.format_message().split()).rstrip("."), command)
+    problem = _unknown_option(error) if type(error).__name__ == "NoSuchOption" else error.format_message()
+    return WrongUsage(" ".join(problem.split()).rstrip("."), command)
+
+
+def _unknown_option(error: Any) -> str:
+    """The message for an unknown option, with the option or setting that was probably meant."""
+    from jcl.settings.schema import setting_names
+
+    flags = [] if error.ctx is None else [flag for each in error.ctx.command.params for flag in each.opts]
+    known = {flag.lstrip("-"): f"did you mean {flag}?" for flag in flags if flag.startswith("-")}
+    known |= {flag: f"give {flag.upper()} without an option name" for flag in flags if not flag.startswith("-")}
+    for setting in setting_names() if "--set" in flags else ():
+        known.setdefault(setting.rpartition(".")[2].replace("_", "-"), f"use --set {setting}=VALUE")
+    name = error.option_name.lstrip("-").replace("_", "-")
+    name = next((ours for ours, others in _SYNONYMS.items() if name in others and ours in known), name)
+    hint = next((known[close] for close in difflib.get_close_matches(name, known, n=1, cutoff=0.7)), "")
+    return f"There is no option {error.option_name}{'; ' if hint else ''}{hint}"
 
 
 def _exit_with(error: JclError) -> NoReturn:

@@ -144,9 +144,9 @@ def _print_best(found: Comparison, measure: str, title: str) -> None:
         return
     best, shares = result
     other, share = min(shares.items(), key=lambda pair: pair[1])
-    doubt = "" if share >= CLEAR else ", no clear difference"
     halves = f"{RESAMPLES} random halves of the images"
-    echo(f"{title}: {best.name} is best, better than {other} on {share:.0%} of {halves}{doubt}.")
+    verdict = f"{best.name} is best" if share >= CLEAR else f"no clear difference; {best.name} has the best value"
+    echo(f"{title}: {verdict}, better than {other} on {share:.0%} of {halves}.")
 
 
 @command("embed", group=EVALUATE)

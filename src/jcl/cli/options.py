@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import jcl
-from jcl.cli.printing import out, write_json
+from jcl.cli.printing import out, refuse_swapped, write_json
 from jcl.cores import start_forkserver
 from jcl.distributed.launch import is_launched, launch
 from jcl.errors import SettingsError
@@ -133,6 +133,8 @@ def _run(function: CommandFunction, options: Options) -> None:
     data = getattr(options, "data", None)
     if alone and data and isinstance(options, RunOptions | WorkersOptions) and Path(data).is_dir():
         start_forkserver()  # now, so that it imports torch while this process does
+    if data:
+        refuse_swapped(getattr(options, "weights", None), data)
     if not alone:
         launch(sys.argv[1:], devices)
         return
@@ -163,6 +165,8 @@ def _check_json_file(path: Path | None) -> None:
     """Raise, before anything is done, if `--json` would overwrite something that is not results of jcl."""
     if path is None:
         return
+    if str(path) == "-":
+        raise SettingsError("--json takes the name of a file; standard output has the table.")
     from jcl.runs.folder import RunFolder
 
     # The run needs these files, and `holds_results` would take them for results.

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
-from jcl.console import STDERR, ProgressCallback, RobustConsole, escape_controls, pluralize, print_line
+from jcl.console import STDERR, ProgressCallback, RobustConsole, escape_controls, pluralize, print_line, shell_quote
 from jcl.distributed.launch import launch_environment
 from jcl.errors import SettingsError
+from jcl.paths import expand_user
 from jcl.runs.json_object import write_object
 
 
@@ -70,6 +72,18 @@ def print_test(figures: Mapping[str, Any], name: str = "", lead: str = "") -> No
     if unseen := figures.get("unseen_class_images", 0):
         images = pluralize(unseen, "test image has a class", "test images have classes")
         echo(f"{images} unseen in training; counted as errors.")
+
+
+def refuse_swapped(weights: Path | None, data: str) -> None:
+    """Raise if the arguments RUN_OR_WEIGHTS and DATA were given in the wrong order."""
+    from jcl.runs.folder import RunFolder
+
+    if weights is None or (weights.is_file() and weights.suffix != ".npz") or RunFolder(weights).holds_run():
+        return
+    found = expand_user(data)
+    if RunFolder(found).holds_run() or (found.is_file() and found.suffix in (".safetensors", ".pth", ".pt")):
+        right = f"jcl {sys.argv[1]} {shell_quote(found)} {shell_quote(weights)}"
+        raise SettingsError(f"The arguments are swapped; give the run first and then the data: `{right}`.")
 
 
 @contextlib.contextmanager

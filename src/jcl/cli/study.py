@@ -132,6 +132,8 @@ def _print_distribution(report: DistributionReport) -> None:
         share = paired_shares(first, spread)[0]
         echo(f"The views of an image are more similar with {first_name} than with {name} on {share:.1f} % of images.")
     echo("The variance of unit features is (1 - similarity) / width.")
+    if len({spread.width for spread in report.spreads.values()}) > 1:
+        echo("The features differ in width: compare their similarities, not their variances.")
 
 
 @command("bound", group=STUDY)

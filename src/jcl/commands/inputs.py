@@ -185,11 +185,22 @@ def untrained_backbone(info: BackboneInfo, seed: int) -> nn.Module:
     return build_backbone(info.backbone, stem=info.stem, image_size=info.image_size, channels=info.channels)[0]
 
 
+def _values_warning(source: ImageSource, info: BackboneInfo) -> str | None:
+    """A sentence about images that are not 8-bit RGB and have values far from those of the backbone's training."""
+    found = data_facts(source).mean if pixel_format(source) != RGB else None
+    if found is None or all(abs(a - b) <= 10 * std for a, b, std in zip(found, info.mean, info.std, strict=True)):
+        return None
+    means = [", ".join(f"{value:.3g}" for value in mean) for mean in (found, info.mean)]
+    return f"The values of the images (mean {means[0]}) are far from those of training ({means[1]}); scale them alike."
+
+
 def open_target(weights: Path, location: str | None, device: str, console: Console) -> EvaluationTarget:
     """The backbone of a run or file with the data at `location` (default: the data of the run)."""
     loaded, run = open_backbone(weights), RunFolder(checkpoint_run(weights) or weights)
     settings = run.settings() if run.settings_file.is_file() or (location is None and weights.is_dir()) else None
     data = open_chosen_data(location, settings, weights, console, loaded.info.channels)
+    if warning := _values_warning(data.train, loaded.info):
+        print_line(console, f"Warning: {warning}")
     own = "" if settings is None else settings.data.location
     place = own if location is None else absolute_location(location)
     origin: dict[str, Any] = {"data": without_secrets(place)}

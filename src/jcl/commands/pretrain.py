@@ -18,12 +18,14 @@ from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, fail_together
 from jcl.distributed.launch import launch_environment
 from jcl.errors import DataError, RunError
+from jcl.evaluate.folders import DetectionFolder, FinetuneFolder, ProbeFolder
 from jcl.export.loading import read_initial
 from jcl.runs.folder import RunFolder, unfinished_folder
 from jcl.runs.json_object import describe_differences
 from jcl.settings.resolve import FITTED_TO_RANKS, fit_to_ranks, resolve
 from jcl.settings.resolved import Choice, ResolvedSettings, describe_views
 from jcl.settings.schema import Settings, TrainSettings, setting_names, values_of, with_values
+from jcl.studies.ablation import AblationFolder
 from jcl.train.profile import StepProfile, profile_steps
 
 
@@ -134,9 +136,21 @@ def _begin(
         return training.run(folder, label)
 
 
+def _stored_settings(folder: RunFolder) -> ResolvedSettings:
+    """The settings of a started run. For another kind of training, raise an error that says how to continue it."""
+    path = folder.path
+    if not folder.settings_file.exists():  # a run folder may hold a finetune.json for its page
+        for other in (FinetuneFolder(path), ProbeFolder(path), DetectionFolder(path)):
+            if other.settings_file.exists():
+                raise RunError(f"{path} holds a {other.kind}, not a run; {other.how_to_resume}.")
+        if AblationFolder(path).study_file.exists():
+            raise RunError(f"{path} holds an ablation, not a run; repeat its `jcl ablate` command to continue.")
+    return folder.settings()
+
+
 def _resume(path: Path, context: RunContext, device: str | None = None) -> Run:
     ranks, folder = context.ranks, RunFolder(path)
-    settings = context.from_first(folder.settings)
+    settings = context.from_first(lambda: _stored_settings(folder))
     if device is not None:
         settings = with_values(settings, {"train.device": device})
     with fail_together(ranks):

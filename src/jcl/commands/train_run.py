@@ -11,6 +11,7 @@ from torch import Tensor
 
 from jcl.commands.run import Run, RunContext, class_accuracies, write_classes
 from jcl.console import pluralize
+from jcl.core.registry import METHODS
 from jcl.data import BatchLoader, ImageData
 from jcl.data.shards.fetch import without_secrets
 from jcl.data.source import class_name, fingerprint
@@ -34,8 +35,6 @@ from jcl.train.display import Display, collapse_warning, health
 from jcl.train.pretrain import PretrainTask
 from jcl.train.step import TrainingStep
 from jcl.train.trainer import Trainer
-
-FASTER_OPTIONS = "fewer --epochs, --image-size 96, --backbone resnet18 or --method moco-v2"
 
 
 class RunTraining:
@@ -95,7 +94,7 @@ class RunTraining:
         settings, context, record = self.settings, self.context, self.settings.record
         ranks = context.ranks
         describe = partial(health, queue_size=settings.method.queue_size, embedding_dim=settings.model.embedding_dim)
-        display = Display(context.console, label, describe, FASTER_OPTIONS)
+        display = Display(context.console, label, describe, faster_options(settings))
         backbone = self.learner.query_encoder.backbone
         unreadable: dict[str, str] = {}  # images that only kNN reads
         measured: list[KnnResult] = []
@@ -219,7 +218,12 @@ class RunTraining:
         progress.settings = now
         if other := describe_differences({name: now[name] for name in both}, {name: before[name] for name in both}):
             self.context.log(f"Settings have changed since the checkpoint: {other}.")
-        progress.steps_per_epoch = self.loader.steps_per_epoch
+        old, new = progress.steps_per_epoch, self.loader.steps_per_epoch
+        if old not in (0, new):
+            epoch, old_epoch = (f"{progress.step / steps:.3g}" for steps in (new, old))
+            place = f"training and its learning rate continue at epoch {epoch} instead of {old_epoch}"
+            self.context.log(f"An epoch now has {new:,} steps instead of {old:,}, so {place}.")
+        progress.steps_per_epoch = new
         # Only the first rank writes checkpoints, so only it needs the fingerprints.
         self.context.on_first(lambda: self._check_images_and_steps(progress))
 
@@ -259,3 +263,14 @@ class RunTraining:
                 write_report([folder.path], folder.report_file, device=device, data=self.data, force=True)
         except Exception as error:
             self.context.log(f"Could not write the report {folder.report_file}: {first_line(error)}.")
+
+
+def faster_options(settings: ResolvedSettings) -> str:
+    """Options that make this run faster, for a first try."""
+    helps = {
+        "fewer --epochs": True,
+        "--image-size 96": settings.views.image_size > 96,
+        "--backbone resnet18": settings.model.backbone not in ("tiny_cnn", "resnet18"),
+        "--method moco-v2": METHODS[settings.method.name].several_keys,
+    }
+    return ", ".join(option for option, is_faster in helps.items() if is_faster)

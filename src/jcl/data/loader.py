@@ -167,9 +167,10 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
         if len(decoded.batch) < requested:  # no substitute found: no image is readable
             raise NoReadableImages(self._source.description, self.skipped)
         if len(self.skipped) > self._max_failed_share * len(self._source):
+            name, reason = next(iter(self.skipped.items()))
             problem = f"{len(self.skipped):,} of {self._source.description} cannot be read"
             limit = f"more than data.max_failed_share={self._max_failed_share:g}"
-            raise DataError(f"{problem}, {limit}; `jcl check` lists them.")
+            raise DataError(f"{problem}, {limit}; the first is {name}: {reason}. `jcl check` lists them all.")
         return decoded.batch
 
 

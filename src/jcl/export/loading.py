@@ -125,6 +125,8 @@ def read_moco_checkpoint(path: Path) -> tuple[BackboneInfo, dict[str, Tensor]] |
 
 
 def _read_run(folder: RunFolder) -> WeightsFile:
+    if folder.backbone_file.is_file() and not folder.settings_file.is_file():  # of a fine-tuning
+        raise RunError(f"{folder.path} is not a run folder; give the backbone in it: {folder.backbone_file}.")
     settings = folder.settings()
     if folder.backbone_file.exists():
         return read_weights(folder.backbone_file)
