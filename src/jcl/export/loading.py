@@ -337,7 +337,7 @@ def _torchvision_weights(name: str) -> WeightsFile:
     if name not in torchvision_networks():
         raise SettingsError(f"torchvision has no {name}; use --init timm or a weights file, or another --backbone.")
     weights = models.get_model_weights(name).DEFAULT
-    with library_errors(f"torchvision's weights {weights} could not be downloaded"):
+    with library_errors(f"torchvision's weights {weights} could not be downloaded; offline, give --init a file"):
         tensors = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
     transforms = weights.transforms()
     size = transforms.crop_size[0] if name.startswith("vit_") else None
@@ -358,7 +358,7 @@ def _timm_weights(name: str) -> WeightsFile:
     if not timm.is_model(plain) or not timm.is_model_pretrained(plain):
         raise SettingsError(f"timm has no weights of {name}; use a weights file or another --backbone.")
     repository = timm.get_pretrained_cfg(plain).hf_hub_id
-    with library_errors(f"timm's weights of {plain} could not be downloaded"):
+    with library_errors(f"timm's weights of {plain} could not be downloaded; offline, give --init a file"):
         if repository:  # fails at once without a network; `create_model` would try for almost a minute
             import huggingface_hub  # which comes with timm
 
