@@ -10,14 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from jcl.commands.run import Run, RunContext, class_accuracies, write_classes
-from jcl.console import pluralize
+from jcl.console import pluralize, shell_quote
 from jcl.core.registry import METHODS
 from jcl.data import BatchLoader, ImageData
 from jcl.data.shards.fetch import without_secrets
 from jcl.data.source import class_name, fingerprint
 from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
-from jcl.errors import DataError, RunError, first_line
+from jcl.errors import DataError, Interrupted, RunError, first_line
 from jcl.evaluate.baselines import baseline_warning, compare_online
 from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.export import backbone_info, save_backbone
@@ -261,6 +261,9 @@ class RunTraining:
             device = str(self.context.device)
             with self.context.console.status("writing the report"):
                 write_report([folder.path], folder.report_file, device=device, data=self.data, force=True)
+        except KeyboardInterrupt:
+            again = f"write it with `jcl report {shell_quote(folder.path)}`"
+            raise Interrupted(f"Stopped: the run is finished, only its report is missing; {again}.") from None
         except Exception as error:
             self.context.log(f"Could not write the report {folder.report_file}: {first_line(error)}.")
 
