@@ -66,7 +66,8 @@ def open_data(
     else:
         close = difflib.get_close_matches(location.lower().replace("-", ""), KNOWN_SETS, n=1)
         hint = f"; did you mean {close[0]}?" if close else suggest_path(location)
-        raise DataError(f"There is no folder, .npz file or data set named {location}{hint}")
+        known = ", ".join(DOWNLOADED_SETS)
+        raise DataError(f"There is no folder, .npz file or data set ({known}) named {location}{hint}")
     train, *test = [split for split in data.splits.values() if isinstance(split, EncodedImages)]
     train.channels = channels
     for split in test:
