@@ -192,3 +192,8 @@ def test_a_current_folder_that_is_gone_is_named(tmp_path):
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, cwd=tmp_path / "gone", capture_output=True, text=True, check=False)
     assert ended.returncode == 1 and "current folder" in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_a_link_to_itself_is_refused(refused, pretrained):
+    Path("loop").symlink_to("loop")
+    assert "loop" in refused("report", pretrained, "-o", "loop/report.html", exit_code=1)

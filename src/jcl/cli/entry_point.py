@@ -54,6 +54,8 @@ def main() -> None:
     except JclError as error:
         _exit_with(error)
     except RuntimeError as error:
+        if str(error).startswith("Symlink loop"):  # `Path.resolve` before Python 3.13
+            _exit_with(JclError(f"{error}; give another path."))
         if not (problem := memory_problem(error)):
             raise
         remedy = "use a smaller --batch-size or --image-size (`jcl pretrain`, `jcl detect`: --accumulate)"
