@@ -206,11 +206,12 @@ def test_a_file_without_counts_of_batches_is_complete(tmp_path):
         assert torch.equal(found(images(64)), network(images(64)))
 
 
-def test_half_precision_is_said(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+def test_half_precision_is_said(tmp_path, dtype):
     network = sample_resnet()
-    save_file({name: value.half() for name, value in body(network).items()}, tmp_path / "half.safetensors")
+    save_file({name: value.to(dtype) for name, value in body(network).items()}, tmp_path / "half.safetensors")
     taken = import_backbone(tmp_path / "half.safetensors", tmp_path / "out.safetensors")
-    assert "float16" in " ".join(taken.notes)
+    assert str(dtype).removeprefix("torch.") in " ".join(taken.notes)
 
 
 def test_the_wrong_network_is_named_with_keys(tmp_path):

@@ -237,6 +237,7 @@ def _check_match(
     """
     both = {part: (found[part], value) for part, value in expected.items() if part in found}
     shapes = [part for part, (own, wanted) in both.items() if own.shape != wanted.shape]
+    values = {part: own.to(wanted.dtype) for part, (own, wanted) in both.items()}  # float8 has no comparisons
     tops = {part.partition(".")[0] for part in expected} - set(_HEADS)
     kinds = {
         "missing": [part for part in expected if part not in found and not part.endswith("num_batches_tracked")],
@@ -245,8 +246,8 @@ def _check_match(
         "of integers": [
             part for part, (own, wanted) in both.items() if wanted.is_floating_point() > own.is_floating_point()
         ],
-        "NaN or infinite": [part for part, (own, _) in both.items() if not own.isfinite().all()],
-        "negative": [part for part, (own, _) in both.items() if part.endswith("running_var") and bool((own < 0).any())],
+        "NaN or infinite": [part for part, value in values.items() if not value.isfinite().all()],
+        "negative": [part for part, value in values.items() if part.endswith("running_var") and (value < 0).any()],
     }
     problems = [f"{len(parts):,} {kind} ({list_some(parts, 3)})" for kind, parts in kinds.items() if parts]
     for part in shapes[:1]:
