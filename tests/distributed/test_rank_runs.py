@@ -212,8 +212,6 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     *ended, alone, few, uneven, occupied, measured, measured_alone, held, unmeasured, strange = done
     for (count, place), how in zip(places.items(), ended, strict=True):
         assert how["codes"] == [0] * count, how["said"]
-        said = f"Resuming on {'1 rank' if count == 1 else f'{count} ranks'} a run started on 2"
-        assert how["said"].count(said) == (count != 2), how["said"]
         assert furthest(weights_after(place, STEPS), weights_after(unbroken.path, STEPS)) <= (1e-5 if count != 2 else 0)
     assert alone["codes"] == [0]
     assert furthest(weights_after(unbroken.path, 4), weights_after(tmp_path / "alone", 4)) <= 1e-6

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from jcl.console import ProgressCallback, no_progress
 from jcl.data import UNLABELED, ImageSource, read_all
-from jcl.data.source import select_images
+from jcl.data.source import NoReadableImages, select_images
 from jcl.distributed.device import autocast
-from jcl.distributed.group import Ranks, fail_together
+from jcl.distributed.group import Ranks
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, center_views
 
 
@@ -131,10 +131,15 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
     if ranks.count == 1 or len(source) < ranks.count:
         return extract(source)
     own = torch.arange(ranks.rank * len(source) // ranks.count, (ranks.rank + 1) * len(source) // ranks.count)
-    with fail_together(ranks):
+    try:
         found = extract(select_images(source, own))
+    except NoReadableImages as error:  # other ranks may have read theirs, and wait for this one
+        found = Features(torch.empty(0, 0), own[:0], own[:0], error.skipped)
     skipped = {name: why for part in ranks.gather_objects(found.skipped) for name, why in part.items()}
-    values, samples = ranks.gather_uneven(found.values), ranks.gather_uneven(own[found.samples])
+    width = max(ranks.gather_objects(found.values.shape[1]))
+    if width == 0:
+        raise NoReadableImages(source.description, skipped)
+    values, samples = ranks.gather_uneven(found.values.reshape(-1, width)), ranks.gather_uneven(own[found.samples])
     return Features(values, labels_of(source, samples), samples, skipped)
 
 
