@@ -190,6 +190,9 @@ def test_pixel_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(decoding, "PIXEL_LIMIT", 9_999)
     with pytest.raises(UnreadableImage, match=r"100 x 100 pixels.*9,999"):
         decode(content)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4_000)  # Pillow's own limit is half of what it refuses
+    with pytest.raises(UnreadableImage, match="far too many pixels, more than the limit"):
+        decode(content)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"])

@@ -225,6 +225,8 @@ def too_large(size: str, limit: int = PIXEL_LIMIT) -> str:
 
 def describe_failure(error: Exception, file: Path | bytes = b"") -> str:
     """Why an image cannot be read."""
+    if isinstance(error, Image.DecompressionBombError):
+        return too_large("far too many pixels")
     if isinstance(error, UnidentifiedImageError):
         if isinstance(file, bytes) and file.startswith((b"II", b"MM")) and not find_spec("tifffile"):
             return "this TIFF needs tifffile, run: pip install 'joint-contrastive-learning[scientific]'"
