@@ -80,11 +80,11 @@ def join_words(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
-def list_some(words: Iterable[str], limit: int) -> str:
+def list_some(words: Iterable[str], limit: int, separator: str = ", ") -> str:
     """`cats, dogs and 3 more`: the first `limit` words."""
     words = list(words)
     more = len(words) - limit
-    return ", ".join(words[:limit]) + (f" and {more:,} more" if more > 0 else "")
+    return separator.join(words[:limit]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def unique_names(names: Sequence[str], separator: str) -> list[str]:

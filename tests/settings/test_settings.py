@@ -105,6 +105,8 @@ def test_unknown_sections_and_things_that_are_no_sections():
     assert "train" in refusal(train=5)
     assert "train" in refusal(train=None)
     assert "1" in refusal(**{"1": 2})
+    unknown = "unknown setting '{}'; `jcl recipes --settings` lists them all"
+    assert refusal(aaaa=1, bbbb=2).endswith(f"{unknown.format('aaaa')}; {unknown.format('bbbb')}.")
 
 
 @pytest.mark.parametrize("name", ["train", "lr", "train.learningrate", "train.lr.x", ""])

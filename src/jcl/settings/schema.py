@@ -349,8 +349,9 @@ def _error_message(problems: list[Any], origin: str) -> str:
     by_name: dict[str, list[Any]] = {}
     for problem in problems:
         by_name.setdefault(".".join(str(part) for part in problem["loc"][:2]), []).append(problem)
-    text = f"In {origin}: {list_some([_problem(*each) for each in by_name.items()], _MAX_PROBLEMS)}"
-    return text if text.endswith(("?", ".")) else f"{text}."
+    found = [_problem(*each).rstrip(".") for each in by_name.items()]
+    text = f"In {origin}: {list_some(found, _MAX_PROBLEMS, '; ')}"
+    return text if text.endswith("?") else f"{text}."
 
 
 def _problem(name: str, problems: list[Any]) -> str:
