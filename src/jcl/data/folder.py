@@ -64,6 +64,8 @@ class FolderImages(EncodedImages):
 
     def stray_images(self) -> list[str]:
         """The images next to several sub-folders, which keep these from being classes."""
+        if self.class_names is not None:  # of a million images this is known in no time
+            return []
         classes = [_class_of(name) for name in self.listing.files]
         several = len(set(classes) - {""}) > 1
         return [self.name_of(index) for index, name in enumerate(classes) if several and not name]
