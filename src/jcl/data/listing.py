@@ -1,5 +1,6 @@
 """List the image files of a folder in an order that does not depend on the file system."""
 
+import errno
 import heapq
 import itertools
 import os
@@ -23,6 +24,7 @@ IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split()) 
 ARRAY_EXTENSION: Final = ".npy"  # an image only if there are no others: next to images usually labels or features
 _UNSUPPORTED = "cr2 cr3 nef arw dng orf rw2 raf czi nd2 lif svs"  # cameras, microscopes
 UNSUPPORTED_EXTENSIONS: Final = frozenset(f".{name}" for name in _UNSUPPORTED.split()) | OPTIONAL_EXTENSIONS.keys()
+_SKIPPED_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)  # others, of a failing disk, are raised
 
 
 class NameTable(Sequence[str]):
@@ -83,6 +85,8 @@ def list_images(root: Path) -> Listing:
             visited.add((top, device, inode))
             entries = _visible_entries(root / folder)
         except OSError as error:
+            if error.errno not in _SKIPPED_ERRORS:
+                raise DataError(f"The folder {root / folder} cannot be listed: {error.strerror}.") from error
             unlisted[folder] = (error.strerror or "it cannot be read").lower()
             continue
         for entry in entries:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.reduction
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from jcl.signals import signals_blocked
 _IMAGES_PER_TASK: Final = 8  # a batch is split into tasks, so that all workers decode the batch that is needed next
 _BATCHES_AHEAD: Final = 3  # at least; evens out images that take long
 _ALIGNMENT: Final = 4096
+_OPEN_FILES: Final = 24  # besides three per worker
 
 
 class _Report(NamedTuple):
@@ -99,6 +102,8 @@ class DecodingPool:
             self._ring = BatchRing(slots, self._batch_size, self._reader.canvas, pixel_format(self._reader.source))
             if self._pinned:
                 self._ring.pin()
+            if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _OPEN_FILES + 3 * self._workers:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # here, not with a traceback of a new process
             with _without_main_module(self._reader), signals_blocked():
                 start_forkserver()
                 self._tasks = context.SimpleQueue()
