@@ -1,10 +1,13 @@
+import errno
 import os
 import random
 from pathlib import Path
 
 import pytest
 
+from jcl.data import listing
 from jcl.data.listing import NameTable, list_images
+from jcl.errors import DataError
 from plain_user import unlistable
 
 
@@ -103,3 +106,14 @@ def test_the_topmost_folder_is_unlisted_as_the_others_are(tmp_path: Path):
     with unlistable(tmp_path / "root"):
         found = list_images(tmp_path / "root")
     assert list(found.files) == [] and found.unlisted == {"": "permission denied"}
+
+
+def test_a_failing_disk_does_not_leave_images_out(tmp_path, monkeypatch):
+    touch(tmp_path, "photos/1.png")
+
+    def fail(folder):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(listing, "_visible_entries", fail)
+    with pytest.raises(DataError, match="cannot be listed"):
+        list_images(tmp_path / "photos")
