@@ -201,11 +201,11 @@ def test_checkpoints_by_the_clock_fall_between_steps(npz, unbroken, tmp_path, mo
         at_steps(patch, {step: lambda: time.sleep(0.05) for step in range(1, 12)})
         run = pretrain(settings, tmp_path / "run", console=QUIET)
     steps = [int(path.stem.removeprefix("step-")) for path in list_checkpoints(run.path / "checkpoints")]
-    assert len(steps) > 6 and {4, 8, 12} < set(steps)
+    assert len(steps) > 3 and steps[-1] == 12  # a step is not saved while the one before is still written
     mine, theirs = state(run), state(unbroken)
     assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
     within = next(step for step in steps if step % 4)
-    for step in (within, 4, steps[-2]):
+    for step in {within, steps[-2], *({4, 8} & set(steps))}:
         again = tmp_path / f"from-{step}"
         shutil.copytree(run.path, again, ignore=shutil.ignore_patterns("summary.json", "backbone*"))
         for path in list_checkpoints(again / "checkpoints"):
