@@ -84,10 +84,11 @@ def _print_ablation(found: Ablation) -> None:
     if found.results["cells_done"]:
         print_test(found.results)
     if best:
-        doubt = "" if clear else "; others are within the uncertainty"
-        tied = list_some([describe(point.values) for point in best], 4)
-        echo(f"Best on held-out training images (validation): {tied}{doubt}.")
-    echo(f"Results are in {found.folder}: plot in ablation.png, all cells in ablation.csv.")
+        doubt = "" if clear or len(best) > 1 else "; others are within the uncertainty"
+        verdict, values = "Best" if len(best) == 1 else "Tied", [describe(point.values) for point in best]
+        echo(f"{verdict} on held-out training images (validation): {list_some(values, 4, '; ')}{doubt}.")
+    plot = "plot in ablation.png, " if (found.folder / "ablation.png").is_file() else ""
+    echo(f"Results are in {found.folder}: {plot}all cells in ablation.csv.")
 
 
 def _mean(point: Point, metric: str) -> str:
