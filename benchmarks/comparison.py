@@ -43,8 +43,8 @@ ROWS = {
             (*MOCO_SETTINGS, "method.num_local_queries=0", "train.epochs=475"),
         ),
         Row("moco-v2-twice", "MoCo v2, twice the epochs", "moco-v2", MOCO_SETTINGS, times_epochs=2),
-        Row("multi-key", "vanilla multi-key", "multi-key"),
-        Row("multi-key-two-queries", "vanilla multi-key, two queries and three keys", "multi-key", TWO_QUERIES),
+        Row("multi-key", "multi-key", "multi-key"),
+        Row("multi-key-two-queries", "multi-key, two queries and three keys", "multi-key", TWO_QUERIES),
         Row("jcl-scale-0", "JCL, covariance scale 0", "jcl", ("method.covariance_scale=0",)),
         Row(
             "jcl-scale-0-two-queries",

@@ -4,8 +4,8 @@
 
 `tiny100.npz` has x_train, y_train, x_test and y_test. The parts, in this order:
 
-- covariance: scale 0, 1, 4 and 10, vanilla multi-key, MoCo v2, and MoCo v2 with twice the epochs
-- queue-256, temperature-0.1: scale 0, 1, 4 and vanilla multi-key where the covariance is a large part of the gradient
+- covariance: scale 0, 1, 4 and 10, multi-key, MoCo v2, and MoCo v2 with twice the epochs
+- queue-256, temperature-0.1: scale 0, 1, 4 and multi-key where the covariance is a large part of the gradient
 - figure-2: accuracy over the number of keys, the scale and the temperature, 60 epochs
 - figure-3: similarity of an image's views, nine keys against MoCo v2
 

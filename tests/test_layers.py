@@ -29,7 +29,7 @@ def imported(file: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
-            names.add(node.module)
+            names |= {f"jcl.{alias.name}" for alias in node.names} if node.module == "jcl" else {node.module}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
     return {name.split(".")[1] for name in names if name.startswith("jcl.")}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 # All random streams, one per purpose, with different numbers: equal words in different streams are unrelated.
+# The long numbers are ASCII names of earlier versions; another number would change every draw.
 VIEWS: Final = 1
 DATA_ORDER: Final = 2
 KEY_SHUFFLE: Final = 3

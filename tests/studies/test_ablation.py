@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -68,13 +67,15 @@ def test_the_best_is_chosen_without_the_test_images():
     assert best_points(points[3:]) == []
 
 
-def test_the_uncertainty_is_the_spread_of_seeds_or_binomial():
+def test_the_uncertainty_is_students_interval_of_seeds_or_binomial():
     counted = {"linear_top1": 50.0, "validation_top1": 50.0, "test_images": 10, "train_images": 50}
     one = Point({}, [counted])
     assert one.estimate("linear_top1") == one.estimate("validation_top1") == estimate(50.0, 10)
     two = Point({}, [counted, counted | {"linear_top1": 52.0}])
-    found = two.estimate("linear_top1", deviations=1)
-    assert found and found[:3] == pytest.approx((51.0, 51 - math.sqrt(2), 51 + math.sqrt(2)))
+    found = two.estimate("linear_top1")
+    assert found and found[:3] == pytest.approx((51.0, 51 - 12.706, 51 + 12.706), abs=1e-3)  # the std of 50, 52 is √2
+    many = Point({}, [{"linear_top1": value} for value in (49.0, 51.0) * 50]).estimate("linear_top1")
+    assert many and many.high - many.low < 0.5
     assert Point({}, []).estimate("linear_top1") is None
 
 

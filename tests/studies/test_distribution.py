@@ -12,8 +12,8 @@ from jcl.studies.distribution import (
     NamedNetwork,
     ViewSampler,
     ViewSpread,
-    paired_shares,
     sample_rows,
+    share_more_similar,
     spread_of,
     view_spreads,
 )
@@ -102,11 +102,11 @@ def test_pairs_of_a_view_with_itself_are_left_out() -> None:
     assert float(spread.similarity_of_different_views) == pytest.approx(np.mean(others), abs=1e-12)
 
 
-def test_paired_shares_count_images() -> None:
+def test_share_more_similar_counts_images() -> None:
     first = ViewSpread(torch.tensor([0.9, 0.5, 0.7, 0.8]), torch.tensor([0.1, 0.5, 0.3, 0.2]), 4, 1)
     other = ViewSpread(torch.tensor([0.8, 0.6, 0.7, 0.1]), torch.tensor([0.2, 0.4, 0.3, 0.1]), 4, 1)
-    assert paired_shares(first, other) == (50.0, 25.0)
-    assert paired_shares(other, first)[0] == 25.0
+    assert share_more_similar(first, other) == 50.0
+    assert share_more_similar(other, first) == 25.0
 
 
 def test_features_without_a_direction_are_refused() -> None:

@@ -24,15 +24,15 @@ def knn(options: commands.KnnOptions) -> dict[str, Any]:
 
     with progress_bar("features") as progress:
         results, figures = measure_knn(options, progress)
-    best, rows = results[0], []
+    bank, rows = results[0].bank, []
     for result in results:
         untrained = figures.get(f"untrained_knn_top1_k{result.k}_t{result.temperature:g}")
         values = map(_percent, (result.top1, result.top5, untrained))
         rows.append([str(result.k), f"{result.temperature:g}", *values])
     out.print(text_table(["k", "temperature", "top-1", "top-5", "untrained top-1"], rows))
     if any(result.bank < result.k for result in results):
-        echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, fewer than k.")
-    print_test(figures, "knn_top1", f"The bank has {pluralize(best.bank, 'image')}. ")
+        echo(f"Only the {pluralize(bank, 'image')} of the bank can vote, fewer than k.")
+    print_test(figures, "knn_top1", f"The bank has {pluralize(bank, 'image')}. ")
     return figures
 
 

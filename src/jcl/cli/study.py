@@ -118,7 +118,7 @@ def distribution(options: commands.DistributionOptions) -> None:
 
 
 def _print_distribution(report: DistributionReport) -> None:
-    from jcl.studies.distribution import paired_shares
+    from jcl.studies.distribution import share_more_similar
 
     rows = []
     for name, spread in report.spreads.items():
@@ -130,7 +130,7 @@ def _print_distribution(report: DistributionReport) -> None:
     echo(f"Medians over {report.describe()}. Similarity is over all {views} × {views} pairs of views, as in the paper.")
     (first_name, first), *others = report.spreads.items()
     for name, spread in others:
-        share = paired_shares(first, spread)[0]
+        share = share_more_similar(first, spread)
         echo(f"The views of an image are more similar with {first_name} than with {name} on {share:.1f} % of images.")
     echo("The variance of unit features is (1 - similarity) / width.")
     if len({spread.width for spread in report.spreads.values()}) > 1:

@@ -247,7 +247,7 @@ class DetectionJob:
         schedule = f"{pluralize(settings.iterations, 'iteration')}, batch size {settings.batch_size}, {rate}"
         usual = scaled_lr(settings.batch_size)
         remarks = {
-            f"the paper's learning rate for this batch size is {usual:g}": settings.lr != usual,
+            f"the default learning rate for this batch size is {usual:g}": settings.lr != usual,
             "tested on the training images": self.on_training_images,
             "small heads, not comparable with the paper": settings.heads != "standard",
         }

@@ -1,3 +1,3 @@
-"""The paper in pure torch: losses, queue, encoders, ShuffleBN and Algorithm 1. Nothing here reads or writes files."""
+"""Losses, queue, encoders, ShuffleBN and Algorithm 1, with Triton kernels. Nothing here reads or writes files."""
 
 MAX_CHANNELS = 16  # of images

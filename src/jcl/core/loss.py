@@ -106,31 +106,39 @@ def contrastive_metrics(
         return (mean > (query @ negatives.T).amax(dim=1)).float(), mean, variance, share
 
 
-class MultiKeyLoss(nn.Module):
-    """`multi_key_loss` as a module: call it with query (N, d), keys (N, M, d) and negatives (K, d)."""
-
+class _Loss(nn.Module):
     def __init__(self, temperature: float = 0.2, reduction: Reduction = "mean") -> None:
         super().__init__()
         self.temperature = temperature
         self.reduction: Reduction = reduction
 
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature:g}, reduction={self.reduction!r}"
+
+
+class MultiKeyLoss(_Loss):
+    """`multi_key_loss` as a module: call it with query (N, d), keys (N, M, d) and negatives (K, d)."""
+
     def forward(self, query: Tensor, keys: Tensor, negatives: Tensor) -> Tensor:
         return multi_key_loss(query, keys, negatives, temperature=self.temperature, reduction=self.reduction)
 
 
-class InfoNCELoss(MultiKeyLoss):
+class InfoNCELoss(_Loss):
     """`info_nce_loss` as a module: call it with query (N, d), key (N, d) and negatives (K, d)."""
 
     def forward(self, query: Tensor, key: Tensor, negatives: Tensor) -> Tensor:
-        return super().forward(query, key.unsqueeze(1), negatives)
+        return info_nce_loss(query, key, negatives, temperature=self.temperature, reduction=self.reduction)
 
 
-class JointContrastiveLoss(MultiKeyLoss):
+class JointContrastiveLoss(_Loss):
     """`joint_contrastive_loss` as a module: call it with query (N, d), keys (N, M, d) and negatives (K, d)."""
 
     def __init__(self, temperature: float = 0.2, covariance_scale: float = 4.0, reduction: Reduction = "mean") -> None:
         super().__init__(temperature, reduction)
         self.covariance_scale = covariance_scale
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, covariance_scale={self.covariance_scale:g}"
 
     def forward(self, query: Tensor, keys: Tensor, negatives: Tensor) -> Tensor:
         constants = {"temperature": self.temperature, "covariance_scale": self.covariance_scale}

@@ -95,14 +95,14 @@ for _method in (
     Method(
         "multi-key",
         "Multi-key",
-        "vanilla: InfoNCE averaged over M' keys, Eq. 3, keys without gradient",
+        "InfoNCE averaged over M' keys, Eq. 3, keys without gradient",
         loss="jcl.core.loss:multi_key_loss",
         color="#009e73",
     ),
     Method(
         "multi-key-backprop",
         "Multi-key backprop",
-        "vanilla with gradients through the keys, end to end: the memory cost the paper avoids",
+        "the paper's vanilla method: Eq. 3 with gradients through the keys, which need memory for each key",
         loss="jcl.core.loss:multi_key_loss",
         color="#d55e00",
         gradient_through_keys=True,

@@ -47,7 +47,8 @@ def plot_ablation(
     count = f"{min(seeds)} to {max(seeds)} seeds" if min(seeds) < max(seeds) else pluralize(max(seeds), "seed")
     parts = [f"top-1 in percent on {style.plain(data, 24)}" if data else "top-1 in percent"]
     parts.append(count if max(seeds) == 1 else f"mean of {count}")
-    parts.append(f"bars: {'95 % binomial interval' if max(seeds) == 1 else 'std of the seeds'}")
+    bars = ["std of the seeds"] * (max(seeds) > 1) + ["95 % binomial interval of one seed"] * (min(seeds) == 1)
+    parts.append(f"bars: {', '.join(bars)}")
     if chance is not None:
         parts.append(f"chance {chance:.1f} %")
     if failed := sum(point.failed for point in points):
@@ -105,6 +106,14 @@ def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any]) -> Figur
     return figure
 
 
+def _bar(point: Point, metric: str) -> tuple[float, float]:
+    """The lengths below and above the point: a standard deviation of the seeds or, of one seed, the 95 % interval."""
+    spread, found = point.spread(metric), point.estimate(metric)
+    if spread is not None or found is None:
+        return spread or 0.0, spread or 0.0
+    return found.value - found.low, found.high - found.value
+
+
 def _draw_panel(axes: Axes, name: str, curves: Mapping[str, tuple[str, Sequence[Point]]]) -> list[Any]:
     """Curves over the values of a setting, shifted so that error bars do not overlap; returns the values."""
     values = distinct_values(point.values[name] for _, curve in curves.values() for point in curve)
@@ -118,8 +127,8 @@ def _draw_panel(axes: Axes, name: str, curves: Mapping[str, tuple[str, Sequence[
         measured = [(values.index(point.values[name]) + offset, point) for point in curve if point.each(metric)]
         measured.sort(key=lambda pair: pair[0])
         x, means = [at for at, _ in measured], [point.mean(metric) or 0.0 for _, point in measured]
-        bars = [each for _, point in measured if (each := point.estimate(metric, deviations=1.0)) is not None]
-        lengths = [[each.value - each.low for each in bars], [each.high - each.value for each in bars]]
+        bars = [_bar(point, metric) for _, point in measured]
+        lengths = [[low for low, _ in bars], [high for _, high in bars]]
         axes.errorbar(x, means, yerr=lengths, fmt="none", ecolor=color, elinewidth=1.2, capsize=3, zorder=2.5)
         seeds = [(at, value) for at, point in measured for value in point.each(metric) if len(point.results) > 1]
         axes.scatter([at for at, _ in seeds], [value for _, value in seeds], 14, color, alpha=0.4, linewidth=0)

@@ -17,9 +17,9 @@ from jcl.core.registry import METHODS
 from jcl.report import style
 from jcl.studies.bound import BoundRow, GaussianCase, Normality, RunBounds
 from jcl.studies.cost import BASELINE, CostReport, StepCost
-from jcl.studies.distribution import ViewSpread, paired_shares
+from jcl.studies.distribution import ViewSpread, share_more_similar
 
-_DASHES = {"multi-key": "--", BASELINE: ":"}  # vanilla multi-key usually coincides with JCL
+_DASHES = {"multi-key": "--", BASELINE: ":"}  # multi-key usually coincides with JCL
 _POINTS: dict[str, Any] = {"linewidth": 1.9, "marker": "o", "markersize": 4.5, "markeredgecolor": style.PAPER}
 _MAX_BINS = 80
 Values = NDArray[np.float64]
@@ -44,7 +44,7 @@ def plot_spreads(spreads: Mapping[str, ViewSpread], path: Path, *, subtitle: str
     title = "Similarity of the views of an image"
     if len(spreads) == 2:
         (name, first), (other_name, other) = spreads.items()
-        share, _ = paired_shares(first, other)
+        share = share_more_similar(first, other)
         names = f"{style.plain(name, 24)} than {style.plain(other_name, 24)}"
         title = f"Views are more similar with {names} on {share:.0f} % of images"
     style.write_title(figure, title, style.plain(subtitle, 150))

@@ -1,4 +1,7 @@
-"""Settings of a COCO detector, with the paper's values as defaults, and the options of `jcl detect` made from them."""
+"""Settings of a COCO detector, and the options of `jcl detect` made from them.
+
+The defaults are the paper's and, where it states none, those of MoCo's configuration for detectron2.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ _Side = Annotated[int, Field(ge=32, lt=2**16)]  # in pixels, at least one positi
 ITERATIONS = {"1x": 90_000, "2x": 180_000}
 RANK_TIMEOUT = 600.0  # seconds
 RANDOM = "random"
-_PAPER_BATCH = 16
-_PAPER_LR = 0.02  # for a batch of _PAPER_BATCH
+_DEFAULT_BATCH = 16
+_DEFAULT_LR = 0.02  # for a batch of _DEFAULT_BATCH
 _MAX_WARMUP = 1000
 _MILESTONES = (2 / 3, 8 / 9)  # of the iterations: 60k and 80k of 90k
 _SHORT_SIDE_STEP = 32
@@ -69,9 +72,9 @@ class DetectionSettings(Section):
     max_side: _Side = option(1333, "Longest side (default: 5/3 of MAX).", panel=SETTINGS)
     rois_per_image: Annotated[int, Field(ge=4)] = option(512, "Regions per image that train the heads.", panel=SETTINGS)
     iterations: PositiveInt = option(ITERATIONS["1x"], "Training iterations.")
-    batch_size: PositiveInt = option(_PAPER_BATCH, "Images per iteration.")
+    batch_size: PositiveInt = option(_DEFAULT_BATCH, "Images per iteration.")
     accumulate: PositiveInt = option(1, "Parts of a batch: saves memory.", panel=SETTINGS)
-    lr: Positive = option(_PAPER_LR, "Learning rate (default: 0.02 * batch / 16).")
+    lr: Positive = option(_DEFAULT_LR, "Learning rate (default: 0.02 * batch / 16).")
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     weight_decay: NotNegative = 1e-4
     warmup: Count = option(_MAX_WARMUP, "Warm-up iterations (default: a tenth, at most 1000).", panel=SETTINGS)
@@ -104,7 +107,7 @@ class DetectionSettings(Section):
 
 def scaled_lr(batch_size: int) -> float:
     """0.02 for a batch of 16, in proportion to the batch."""
-    return _PAPER_LR * batch_size / _PAPER_BATCH
+    return _DEFAULT_LR * batch_size / _DEFAULT_BATCH
 
 
 def default_warmup(iterations: int) -> int:

@@ -15,8 +15,8 @@ from jcl.settings.resolved import Choice, DataFacts, ResolvedSettings
 from jcl.settings.schema import Settings, set_value, setting_names, validated, values_of, with_values
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, LOCAL_SCALE, canvas_side
 
-Values = dict[str, Any]  # settings by dotted name; those a rule reads are resolved before it
-Rule = Callable[[Values, DataFacts], tuple[Any, str]]  # value and reason; no reason where the value has no effect
+Values = dict[str, Any]  # settings by dotted name; those resolved after a rule may still be "auto" in it
+Rule = Callable[[Values, DataFacts], tuple[Any, str]]  # value and reason; without a reason it is not printed
 _RULES: dict[str, Rule] = {}  # in the order in which they depend on each other
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import math
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ import torch
 
 from jcl.cores import cpu_cores
 from jcl.errors import Interrupted, RunError
-from jcl.evaluate.baselines import Z_95, Estimate, estimate
+from jcl.evaluate.baselines import STUDENT_95, Estimate, estimate
 from jcl.evaluate.classification import VALIDATION_SHARE
 from jcl.runs.atomic import append_to, make_folder, refuse_links
 from jcl.runs.folder import RunFolder
@@ -225,13 +226,14 @@ class Point:
         found = self.each(metric)
         return statistics.stdev(found) if len(found) > 1 else None
 
-    def estimate(self, metric: str, deviations: float = Z_95) -> Estimate | None:
-        """The mean with a number of standard deviations of the seeds; of one seed, with its binomial interval."""
-        mean, spread = self.mean(metric), self.spread(metric)
+    def estimate(self, metric: str) -> Estimate | None:
+        """The mean with its 95 % interval: Student's of several seeds, binomial of one."""
+        mean, spread, seeds = self.mean(metric), self.spread(metric), len(self.each(metric))
         if mean is None:
             return None
         if spread is not None:
-            return Estimate(mean, mean - deviations * spread, mean + deviations * spread)
+            half = STUDENT_95[min(seeds - 2, len(STUDENT_95) - 1)] * spread / math.sqrt(seeds)
+            return Estimate(mean, mean - half, mean + half)
         if metric == SELECTION_METRIC:
             return estimate(mean, round(VALIDATION_SHARE * self.results[0].get("train_images", 0)))
         return estimate(mean, self.results[0].get("test_images"))

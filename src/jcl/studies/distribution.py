@@ -186,11 +186,9 @@ def online_quality(
     return lambda: quality_features(network, source, sampler, _IMAGES, _VIEWS).measure()._asdict()
 
 
-def paired_shares(first: ViewSpread, other: ViewSpread) -> tuple[float, float]:
-    """The percentages of images on which the first has the higher similarity, and the lower variance."""
-    more_alike = (first.similarity > other.similarity).double().mean()
-    less_varied = (first.variance < other.variance).double().mean()
-    return 100 * float(more_alike), 100 * float(less_varied)
+def share_more_similar(first: ViewSpread, other: ViewSpread) -> float:
+    """The percentage of images on which the first has the higher similarity."""
+    return 100 * float((first.similarity > other.similarity).double().mean())
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,9 +210,7 @@ class DistributionReport:
                 found[f"{name}_{what}_mean"] = float(values.mean())
             found[f"{name}_feature_width"] = spread.width
         for name, spread in others:
-            more_alike, less_varied = paired_shares(first, spread)
-            found[f"{first_name}_more_alike_than_{name}_percent"] = more_alike
-            found[f"{first_name}_less_varied_than_{name}_percent"] = less_varied
+            found[f"{first_name}_more_alike_than_{name}_percent"] = share_more_similar(first, spread)
         return found
 
     def describe(self) -> str:

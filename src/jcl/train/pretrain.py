@@ -74,13 +74,16 @@ class PretrainTask(TrainingTask):
         return f"Skipped {name}: {reason}."
 
     def before_stop(self) -> None:
+        self._merge_skipped()
+
+    def _merge_skipped(self) -> None:
         """Merge the unreadable images of all ranks, so that the first can list them."""
         for skipped in self.training_step.ranks.gather_objects(self.loader.skipped):
             self.loader.skipped.update(skipped)
 
     def between_epochs(self, trainer: Trainer) -> None:
         """Evaluate. The untrained network, or the weights at the start, are the baseline of all later results."""
-        self.before_stop()
+        self._merge_skipped()
         epoch, every = trainer.progress.step // self.steps_per_epoch, self.settings.record.knn_every
         if epoch in (0, self.epochs) or (every and epoch % every == 0):
             self._measure(trainer)
