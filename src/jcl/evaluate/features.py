@@ -121,7 +121,11 @@ def extract_features(
     device: torch.device | str = "cpu",
     workers: int = 0,
 ) -> Features:
-    """Features of all images in one call; see `FeatureSettings.extract`."""
+    """Features of all images that can be read, with `values` (n, width), `labels` (n,) and `samples` (n,).
+
+    `source` is the `train` or `test` of `jcl.data.open_data(...)`. Images are resized, cropped in the center and
+    normalized; `workers` processes decode files.
+    """
     preprocessing = FeatureSettings(image_size, mean, std)
     return preprocessing.extract(backbone, source, device=torch.device(device), workers=workers)
 
