@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any
 
 from comparison import ROWS, Row, results_of, table
-from held_out import HELD_OUT, hold_out
+from held_out import hold_out
 from machine import described
 from processes import CommandFailed, Processes, has_checkpoints
 from rich.console import Console
@@ -59,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> None:
         failed = run_all(missing, arguments, header)
         print(table(read_results(arguments.json, header)))
         if arguments.held_out:
-            print(f"Accuracies are on {HELD_OUT:,} held-out training images, not on the test images.")
+            print("Accuracies are on held-out training images, not on the test images.")
     except JclError as error:
         raise SystemExit(f"Error: {error}") from None
     if failed:
@@ -75,7 +75,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--variant", nargs=2, action="append", default=[], metavar=("NAME", "WORDS"), help="a row of your own"
     )
-    parser.add_argument("--held-out", action="store_true", help=f"test on {HELD_OUT:,} training images instead")
+    parser.add_argument("--held-out", action="store_true", help="test on held-out training images instead")
     parser.add_argument("--bound", action="store_true", help="also run `jcl bound`: how much the covariance does")
     parser.add_argument("--at-once", type=int, default=1, help="runs at once; several are not timed")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -96,7 +96,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     chosen = arguments.rows if arguments.rows is not None else [] if own else ROWS
     arguments.rows = [*(ROWS[name] for name in chosen), *own.values()]
     if arguments.held_out:
-        arguments.data = str(hold_out(Path(arguments.data), arguments.out / "held-out.npz"))
+        arguments.data = str(hold_out(Path(arguments.data), arguments.out))
     return arguments
 
 

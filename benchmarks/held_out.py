@@ -6,11 +6,29 @@ import numpy as np
 
 from jcl.runs.atomic import atomic_open
 
-HELD_OUT = 5000
+HELD_OUT = 5000  # images of an npz file
+HELD_OUT_EVERY = 6  # images of a class in a folder
 
 
-def hold_out(data: Path, split: Path) -> Path:
-    """Write an npz file in which `HELD_OUT` training images, always the same ones, are the test set."""
+def hold_out(data: Path, out: Path) -> Path:
+    """Training images, some of which, always the same ones, are the test set: below `out`, as an npz file or folder."""
+    return hold_out_folder(data, out / "held-out") if data.is_dir() else hold_out_array(data, out / "held-out.npz")
+
+
+def hold_out_folder(data: Path, split: Path) -> Path:
+    """Links to the images, `HELD_OUT_EVERY`-th of a class for testing."""
+    train = data / "train" if (data / "train").is_dir() else data
+    for folder in sorted(path for path in train.iterdir() if path.is_dir()):
+        for number, file in enumerate(sorted(folder.iterdir())):
+            place = split / ("train" if number % HELD_OUT_EVERY else "val") / folder.name / file.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not place.is_symlink():
+                place.symlink_to(file.resolve())
+    return split
+
+
+def hold_out_array(data: Path, split: Path) -> Path:
+    """An npz file with `HELD_OUT` training images as test images."""
     try:
         with np.load(data) as arrays:
             images, labels = arrays["x_train"], arrays["y_train"]

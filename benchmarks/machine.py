@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from jcl.runs.atomic import write_atomically
+
 
 def device_name(device: torch.device) -> str:
     """The GPU, or the number of threads on a CPU."""
@@ -32,5 +34,5 @@ def described(device: torch.device | str) -> dict[str, Any]:
 def save(figures: dict[str, Any], path: Path | None, device: torch.device | str) -> None:
     """Write the figures with what they were measured on, if a file was asked for."""
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"measured_on": described(device), **figures}, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps({"measured_on": described(device), **figures}, indent=2) + "\n"
+        write_atomically(path, text.encode(), follow_links=True)

@@ -94,7 +94,7 @@ def prepare(arguments: argparse.Namespace) -> Path:
     note = arguments.out / "screen.json"
     if note.exists() and (found := json.loads(note.read_text(encoding="utf-8"))) != wanted:
         raise SystemExit(f"{arguments.out} holds another screening, {found}; choose another folder with --out.")
-    split = hold_out(arguments.data, arguments.out / "held-out.npz")
+    split = hold_out(arguments.data, arguments.out)
     note.write_text(json.dumps(wanted), encoding="utf-8")
     return split
 

@@ -42,7 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.held_out:
-        arguments.data = hold_out(arguments.data, arguments.out / "held-out.npz")
+        arguments.data = hold_out(arguments.data, arguments.out)
     caches = {name: arguments.out / name.lower() for name in CACHES}
     os.environ.update({name: str(folder.resolve()) for name, folder in caches.items()})
     rows: list[dict[str, Any]] = []

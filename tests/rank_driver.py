@@ -3,9 +3,9 @@
 A scenario is {"ranks": how many, "arguments": of jcl, "environment": further variables}. With {"stop": "rank" or
 "workers", "after": a file} rank 1, or the processes that decode for it, are halted once the file is there. For each it
 prints the exit codes of the other ranks, what was said on both streams and the seconds from the halt on. With "unkept"
-no decoded image stays in memory, as if there were very many; with "unmeasured" rank 1 fails to measure the quality;
-"places" are working folders, one for each rank. A rank that trained without compiling says so if it imported PyTorch's
-compiler, which takes seconds.
+no decoded image stays in memory, as if there were very many; with "unmeasured" rank 1 fails to measure kNN and the
+quality; "places" are working folders, one for each rank. A rank that trained without compiling says so if it imported
+PyTorch's compiler, which takes seconds.
 """
 
 import json
@@ -27,7 +27,7 @@ from jcl.errors import DataError
 from launch_tools import descendants, wait_until
 
 
-def _fail() -> None:
+def _fail(*_: Any, **__: Any) -> Any:
     raise DataError("a decoding process was killed.")
 
 
@@ -42,6 +42,7 @@ def become_rank(scenario: dict[str, Any], rank: int, port: int, said: int) -> No
         loader.CACHE_BYTES = 0
     if scenario.get("unmeasured") and rank == 1:
         jcl.commands.train_run.online_quality = lambda *_: _fail
+        jcl.evaluate.features.read_all = _fail
     if "places" in scenario:
         os.chdir(scenario["places"][rank])
     sys.argv = ["jcl", *scenario["arguments"]]

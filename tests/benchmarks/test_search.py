@@ -1,8 +1,8 @@
-"""The search for a recipe: halving, and rows that are kept."""
+"""The search for a recipe: halving, and results that are kept."""
 
-import argparse
 import importlib
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,57 +10,66 @@ import pytest
 from PIL import Image
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RATES = {"lr-0.01": 0.01, "lr-0.1": 0.1, "middle": 0.05}
 
 
 @pytest.fixture
-def search(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("search")
-
-
-def write_folder(place: Path) -> Path:
+def data(tmp_path):
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
-        (place / "train" / name).mkdir(parents=True)
+        (tmp_path / "data/train" / name).mkdir(parents=True)
         for number in range(18):
             pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(place / "train" / name / f"{number:02}.png")
-    return place
+            Image.fromarray(pixels).save(tmp_path / "data/train" / name / f"{number:02}.png")
+    return tmp_path / "data"
 
 
-def test_it_halves_the_candidates_and_keeps_its_rows(search, tmp_path, monkeypatch, capsys):
-    """Without training: a candidate is as good as its learning rate."""
+@pytest.fixture
+def search(monkeypatch, data, tmp_path, capsys):
+    """Runs the search; instead of training, a candidate is as good as its learning rate."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    module, trained = importlib.import_module("search"), []
 
-    def measure(self, data, name, epochs, seed):
-        self.add(name, epochs, seed, {"knn_top1": rates[name], "linear_top1": 0.0, "loss": 1.0, "seconds": 1.0})
+    def measure(row, seed, arguments, _processes):
+        trained.append((row.name, arguments.epochs))
+        settings = module.compare.row_settings(row, seed, arguments)
+        return {
+            "measured_on": module.compare.described("cpu"),
+            "seconds": None,
+            "images_per_second": None,
+            "num_keys": 2,
+            "num_queries": 1,
+            "pretrain": {"knn_top1": 100 * settings.train.lr, "epochs": arguments.epochs, "peak_memory_bytes": 0},
+            "linear": {"linear_top1": 0.0},
+            "online_knn": {},
+        }
 
-    monkeypatch.setattr(search.Search, "measure", measure)
-    rates = {"slow": 0.01, "fast": 0.1, "middle": 0.05}
-    candidates = {name: {"train.lr": lr} for name, lr in rates.items()}
-    (tmp_path / "candidates.yaml").write_text(json.dumps(candidates))
-    arguments = argparse.Namespace(
-        data=write_folder(tmp_path / "data"),
-        candidates=tmp_path / "candidates.yaml",
-        recipe=None,
-        epochs=[1, 2],
-        seeds=1,
-        at_once=1,
-        device="cpu",
-        out=tmp_path / "out",
-        json=tmp_path / "results.json",
-    )
-    search.Search(arguments).run()
-    held = tmp_path / "out" / "held-out"
+    def run(rates):
+        trained.clear()
+        candidates = {name: {"train.lr": lr, "views.local_scale": [0.1, 0.4]} for name, lr in rates.items()}
+        (tmp_path / "candidates.yaml").write_text(json.dumps(candidates))
+        words = [data, tmp_path / "candidates.yaml", "--epochs", 1, 2, "--device", "cpu", "--out", tmp_path / "out"]
+        words += ["--json", tmp_path / "found.json"]
+        monkeypatch.setattr(sys, "argv", ["search.py", *map(str, words)])
+        module.main()
+        return trained, [line for line in capsys.readouterr().out.splitlines() if line.startswith("After")]
+
+    monkeypatch.setattr(module.compare, "measure", measure)
+    return run
+
+
+def test_it_halves_the_candidates_and_keeps_their_results(search, tmp_path):
+    trained, printed = search(RATES)
+    assert trained == [*((name, 1) for name in RATES), ("lr-0.1", 2), ("middle", 2)]
+    assert printed == ["After 1 epochs: lr-0.1, middle", "After 2 epochs: lr-0.1"]
+    held = tmp_path / "out/1/held-out"
     assert len(list(held.glob("val/*/*"))) == 6 and len(list(held.glob("train/*/*"))) == 30
-    rows = json.loads(arguments.json.read_text())["rows"]
-    assert [(row["name"], row["epochs"]) for row in rows] == [
-        *((name, 1) for name in rates),
-        *((name, 2) for name in ("fast", "middle")),
-    ]
-    assert rows[0]["settings"] == ["train.lr=0.01"]
-    written = capsys.readouterr().out
-    search.Search(arguments).run()  # nothing is left to do
-    assert json.loads(arguments.json.read_text())["rows"] == rows
-    assert capsys.readouterr().out == "".join(
-        line for line in written.splitlines(keepends=True) if line.startswith("After")
-    )
+    (row,) = json.loads((tmp_path / "found-2.json").read_text())["rows"]["middle"]["seeds"].values()
+    assert row["pretrain"]["knn_top1"] == 5.0
+    assert search(RATES) == ([], printed), "nothing is left to do"
+
+
+def test_changed_candidates_are_not_mixed_with_earlier_results(search):
+    search(RATES)
+    with pytest.raises(SystemExit, match=r"results of lr-0\.1 with train\.lr"):
+        search(RATES | {"lr-0.1": 0.2})

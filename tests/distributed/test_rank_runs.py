@@ -230,8 +230,9 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert json.loads((tmp_path / "knn-2.json").read_text()) == json.loads((tmp_path / "knn-1.json").read_text())
     assert held["codes"] == [1, 1] and held["said"].count("\n") == 1
     assert f"Process {os.getpid()} on" in held["said"]
-    assert unmeasured["codes"] == [0, 0] and unmeasured["said"].count("skipped from now on") == 1, unmeasured["said"]
-    assert {line["kind"] for line in Run(tmp_path / "unmeasured").metrics} == {"train", "knn"}
+    assert unmeasured["codes"] == [0, 0] and unmeasured["said"].count("skipped from now on") == 2, unmeasured["said"]
+    assert "kNN is skipped from now on: a decoding process was killed." in unmeasured["said"]
+    assert {line["kind"] for line in Run(tmp_path / "unmeasured").metrics} == {"train"}
     assert strange["codes"] == [1, 1] and strange["said"].count("\n") == 1, strange["said"]
     assert strange["said"].startswith("Error on rank 1: ") and "27 image files" in strange["said"]
     assert socket.gethostname() in strange["said"]

@@ -2,6 +2,7 @@
 
 import difflib
 import io
+import itertools
 import re
 import sys
 from typing import Any, NoReturn
@@ -37,8 +38,10 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # do not fail for characters that the encoding lacks
     try:
-        if any(re.fullmatch(r"(--[a-z-]+=)?", argument) for argument in sys.argv[1:]):
-            raise SettingsError("An argument is empty; is a shell variable not set?")  # as a path: the current folder
+        for before, argument in itertools.pairwise(sys.argv):
+            if re.fullmatch(r"(--[a-z-]+=)?", argument):  # as a path: the current folder
+                where = f" of {before}" if before.startswith("-") and not argument else f" {argument}"
+                raise SettingsError(f"The argument{where.rstrip()} is empty; is a shell variable not set?")
         code = app(prog_name="jcl", standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught the signal
             _exit_interrupted()

@@ -26,7 +26,7 @@ from jcl.cores import start_forkserver
 from jcl.data.batch import Decoded, ImageBatch, ImageReader, readable_rows
 from jcl.data.source import PixelFormat, pixel_format
 from jcl.errors import DataError, JclError
-from jcl.signals import signals_blocked
+from jcl.signals import STOP_SIGNALS, signals_blocked
 
 _IMAGES_PER_TASK: Final = 8  # a batch is split into tasks, so that all workers decode the batch that is needed next
 _BATCHES_AHEAD: Final = 3  # at least; evens out images that take long
@@ -173,7 +173,8 @@ class DecodingPool:
 
 def _work(reader: ImageReader, ring: BatchRing, tasks: Any, reports: multiprocessing.connection.Connection) -> None:
     """Run a worker: take a task, fill its rows, report."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent handles it
+    for number in STOP_SIGNALS:  # may reach every process; the parent handles them
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     while True:

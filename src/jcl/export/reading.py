@@ -3,6 +3,7 @@
 The first bytes of a file decide what it is rather than its name: `.pth`, `.ckpt`, `.bin` and `.pkl` say little.
 """
 
+import errno
 import re
 import warnings
 from collections.abc import Mapping
@@ -93,8 +94,9 @@ def _load_torch_file(path: Path) -> Any:
     try:
         with warnings.catch_warnings(action="ignore"):  # about the age of the file
             return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # which PyTorch meets in files cut below 64 KB
+            raise
     except Exception as error:  # depends on where the file was truncated or damaged
         if named := re.search(r"GLOBAL (\S+)", str(error)):
             raise RunError(
