@@ -112,7 +112,7 @@ def test_a_run_that_diverges_at_once_does_not_occupy_its_folder(call, npz, tmp_p
     assert call(*tiny, "--set", "record.report=false")[0] == 0
 
 
-@pytest.mark.parametrize("command", ["knn", "linear", "finetune", "embed -o f.npz"])
+@pytest.mark.parametrize("command", ["knn", "linear", "finetune", "embed -o f.npz", "bound"])
 def test_swapped_arguments_are_noticed(refused, pretrained, image_folder, npz, command):
     name, *options = command.split()
     for data in (image_folder, npz):

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import jcl
+from jcl.commands.detect import open_initial_backbone
 from jcl.commands.run import Run
 from jcl.core.encoder import OWN_BACKBONES, build_backbone
 from jcl.errors import Interrupted, JclError, RunError, SettingsError
@@ -248,6 +249,8 @@ def test_torchvisions_and_timms_weights_by_name(tmp_path, resnet, monkeypatch):
         assert (len(found.tensors), found.mean[0]) == (tensors, 0.485)
         with pytest.raises(JclError, match=r"(?i)resnet34"):
             read(init, "resnet34")
+        detector = open_initial_backbone(init, "resnet18", 0)
+        assert torch.equal(detector.body.conv1.weight, resnet["conv1.weight"]) and detector.label == init
     with pytest.raises(JclError, match="torchvision has no x"):
         read("imagenet", "x")
 

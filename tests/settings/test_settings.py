@@ -2,11 +2,12 @@ import pytest
 import yaml
 
 from jcl.errors import SettingsError
-from jcl.settings.recipes import build_settings, describe_settings
+from jcl.settings.recipes import build_settings, describe_settings, parse_assignments
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.settings.schema import (
     Settings,
+    parse_yaml,
     read_settings,
     setting_names,
     settings_text,
@@ -41,6 +42,7 @@ def test_settings_survive_a_file(tmp_path):
         ("train", "lr", float("nan")),
         ("train", "lr", float("inf")),
         ("train", "lr", "fast"),
+        ("train", "lr", 1e308),
         ("train", "seed", -1),
         ("train", "seed", 2**63),
         ("train", "momentum", 1.0),
@@ -177,6 +179,13 @@ def test_a_run_from_before_there_were_windows_goes_on_without_them():
     stored = resolve(build_settings("photos"), DataFacts(1000, 300, decoded=False))[0].model_dump()
     assert stored["data"].pop("windows")
     assert not validated(ResolvedSettings, stored, "settings.yaml").data.windows
+
+
+def test_numbers_are_decimal():
+    assert parse_yaml("[1, -2, 0, 0.5, 1.0e-3, 1:4, 010, 1:30.5]") == [1, -2, 0, 0.5, 0.001, "1:4", "010", "1:30.5"]
+    assert build_settings("folder", values=parse_assignments(("train.epochs=010",))).train.epochs == 10
+    with pytest.raises(SettingsError, match="invalid value '1:4'"):
+        build_settings("folder", values=parse_assignments(("method.num_keys=1:4",)))
 
 
 def test_aliases_which_could_fill_the_memory_are_refused(tmp_path):

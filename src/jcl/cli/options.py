@@ -134,7 +134,7 @@ def _run(function: CommandFunction, options: Options) -> None:
     if alone and data and isinstance(options, RunOptions | WorkersOptions) and Path(data).is_dir():
         start_forkserver()  # now, so that it imports torch while this process does
     if data:
-        refuse_swapped(getattr(options, "weights", None), data)
+        refuse_swapped(getattr(options, "weights", None) or getattr(options, "run", None), data)
     if not alone:
         launch(sys.argv[1:], devices)
         return

@@ -22,7 +22,7 @@ from jcl.evaluate.detection.batches import Hardware, training_batches
 from jcl.evaluate.detection.data import coco_files, coco_module, load_coco, overfit_subset, training_subset
 from jcl.evaluate.detection.predict import KINDS, Results, coco_scores, predict
 from jcl.evaluate.folders import DetectionFolder
-from jcl.export.loading import open_backbone
+from jcl.export.loading import initial_weights, load_network, open_backbone
 from jcl.report.detections import detections_picture
 from jcl.runs.atomic import make_folder
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
@@ -37,6 +37,7 @@ from jcl.settings.detection import (
     Task,
     scaled_lr,
 )
+from jcl.settings.schema import LIBRARIES
 from jcl.train.display import Display
 from jcl.train.trainer import Trainer
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
@@ -167,14 +168,15 @@ class InitialBackbone(NamedTuple):
 
 
 def open_initial_backbone(init: str, backbone: str | None, seed: int) -> InitialBackbone:
-    """Open `random`, a run folder or a weights file; `backbone` names its network."""
+    """Open `random`, weights of a library, a run folder or a weights file; `backbone` names its network."""
+    name = backbone or "resnet50"
     if init == RANDOM:
-        name = backbone or "resnet50"
         torch.manual_seed(seed)
         note = f"{name} with random weights"
         return InitialBackbone(build_body(name), name, IMAGENET_MEAN, IMAGENET_STD, note, init)
     path = Path(init)
-    found = open_backbone(path, backbone)
+    known = init in LIBRARIES
+    found = load_network(initial_weights(init, name), name, None) if known else open_backbone(path, backbone)
     info = found.info
     if info.channels != 3:
         raise SettingsError(f"{path} takes images of {info.channels} channels. Detectors need three.")
@@ -193,8 +195,9 @@ def open_body(network: nn.Module, name: str, stem: str, origin: str) -> nn.Modul
     """The modules of a network that a detector uses."""
     body = model.detector_body(network)
     if body is None or stem != "imagenet":
+        what = f"is a {name}" + (f" with the {stem} stem" if body is not None else "")
         needed = "a ResNet, such as resnet50, or a ConvNeXt, with the usual stem"
-        raise SettingsError(f"{origin} is a {name} with the {stem} stem. Detectors need {needed}.")
+        raise SettingsError(f"{origin} {what}. Detectors need {needed}.")
     return body
 
 

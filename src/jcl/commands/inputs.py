@@ -13,9 +13,9 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from jcl.console import print_line, warn_skipped
+from jcl.console import pluralize, print_line, warn_skipped
 from jcl.core.encoder import build_backbone
-from jcl.data import ArrayImages, ImageData, ImageSource, open_data
+from jcl.data import ArrayImages, FolderImages, ImageData, ImageSource, open_data
 from jcl.data.encoded import EncodedImages
 from jcl.data.named import DEMO_SET, KNOWN_SETS, absolute_location, class_list, default_root
 from jcl.data.shards.fetch import is_shard_location, without_secrets
@@ -28,13 +28,13 @@ from jcl.evaluate.classification import Scores
 from jcl.evaluate.features import Features
 from jcl.evaluate.knn import KnnResult
 from jcl.export.backbone_file import BackboneInfo
-from jcl.export.loading import LIBRARIES, checkpoint_run, initial_facts, open_backbone
+from jcl.export.loading import checkpoint_run, initial_facts, open_backbone
 from jcl.export.reading import WeightsFile
 from jcl.paths import cache_folder, expand_user, hub_name, location_path
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number, read_object, write_object
 from jcl.settings.resolved import DataFacts, ResolvedRecordSettings
-from jcl.settings.schema import Settings, with_values
+from jcl.settings.schema import LIBRARIES, Settings, with_values
 
 
 def open_run_data(settings: Settings, console: Console) -> ImageData:
@@ -69,9 +69,18 @@ def require_data(settings: Settings, remedy: str, console: Console) -> None:
 def open_chosen_data(
     location: str | None, settings: Settings | None, weights: Path, console: Console, channels: int
 ) -> ImageData:
-    """The images at `location`, or by default those of the run that the weights are from, without `data.strict`."""
+    """The images at `location`, or by default those of the run that the weights are from, without `data.strict`.
+
+    Of a folder that has the classes of the run's `data.subset` and others, only these classes.
+    """
     if location is not None:
-        return open_data(location, channels=channels, progress=partial(print_line, console))
+        data = open_data(location, channels=channels, progress=partial(print_line, console))
+        subset = class_list(settings.data.subset) if settings is not None and settings.data.subset else ()
+        if subset and isinstance(data.train, FolderImages) and set(subset) < set(data.train.class_names or ()):
+            classes = pluralize(len(subset), "class", "classes")
+            print_line(console, f"Only images of the run's data.subset are used; it has {classes}.")
+            data = open_data(location, classes=subset, channels=channels)
+        return data
     if settings is None:
         raise RunError(f"{weights} is a weights file; give the data after it.")
     require_data(settings, "give their new location after the run", console)

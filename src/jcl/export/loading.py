@@ -29,7 +29,6 @@ from jcl.settings.schema import Settings
 
 _HEADS = ("fc", "head", "heads", "classifier", "linear")
 _HALF_NORMALIZED = ("googlenet", "inception_v3")
-LIBRARIES = ("imagenet", "timm")  # values of `model.init` that are not paths
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,11 +276,13 @@ def _notes(weights: WeightsFile, layout: str, stem: str, dtypes: set[torch.dtype
 
 def read_initial(settings: Settings) -> WeightsFile | None:
     """The weights that `model.init` names, or None if it is empty; torchvision and timm download theirs."""
-    init, name = settings.model.init, settings.model.backbone
+    return initial_weights(settings.model.init, settings.model.backbone) if settings.model.init else None
+
+
+def initial_weights(init: str, name: str) -> WeightsFile:
+    """The weights in a file, or those of torchvision ("imagenet") or timm for the network `name`."""
     if init == "timm":
         return _timm_weights(name)
-    if not init:
-        return None
     return _with_normalization(_torchvision_weights(name) if init == "imagenet" else open_weights(Path(init)), name)
 
 

@@ -15,7 +15,18 @@ from jcl.paths import absolute_path
 from jcl.settings import options
 from jcl.settings.commands import DeviceOptions, DevicesOptions, JsonOptions, WorkersOptions
 from jcl.settings.options import DATA, HARDWARE, OUTPUT, SETTINGS, Options, argument, option
-from jcl.settings.schema import Count, NotNegative, Positive, PositiveInt, Precision, Section, Seed, Triple, validated
+from jcl.settings.schema import (
+    LIBRARIES,
+    Count,
+    NotNegative,
+    Positive,
+    PositiveInt,
+    Precision,
+    Section,
+    Seed,
+    Triple,
+    validated,
+)
 
 Task = Literal["box", "mask", "keypoint"]
 Heads = Literal["standard", "small"]
@@ -59,8 +70,8 @@ class DetectionSettings(Section):
     """Task, data, initial backbone, sizes and schedule of a detector."""
 
     task: Task = option(..., "Detector: box, mask or keypoint R-CNN.", metavar="TASK")
-    init: str = option(..., "Backbone: run, weights file or random.")
-    backbone: str = option(..., "With --init random (default: resnet50).", panel=SETTINGS)
+    init: str = option(..., "Backbone: run, weights file, imagenet (torchvision), timm or random.")
+    backbone: str = option(..., "With --init random, imagenet or timm (default: resnet50).", panel=SETTINGS)
     label: str = option(..., "Name in tables (default: that of --init).", panel=SETTINGS)
     mean: Triple = (0.485, 0.456, 0.406)
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
@@ -158,7 +169,7 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
         iterations = ITERATIONS[self.schedule or "1x"]
         values = start | {"iterations": iterations} | self.values | {"backbone": start["backbone"]}
         values["coco"] = self.coco() or CocoSettings()
-        if values["init"] != RANDOM:
+        if values["init"] not in (RANDOM, *LIBRARIES):
             values["init"] = absolute_path(values["init"])
         checked = validated(DetectionSettings, values, "the options of `jcl detect`")
         derived = {"lr": scaled_lr(checked.batch_size), "warmup": default_warmup(checked.iterations)}

@@ -29,12 +29,14 @@ def _known_method(name: str) -> str:
 
 Auto = Literal["auto"]
 Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]  # None: `name:` in YAML
+LIBRARIES = ("imagenet", "timm")  # weights of torchvision and timm: values of `model.init` that are not paths
+
 PositiveInt = Annotated[int, Field(ge=1, lt=2**40)]
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 CropFraction = Annotated[float, Field(gt=0.0, le=1.0)]
-Positive = Annotated[float, Field(gt=0.0, le=1e9)]
-NotNegative = Annotated[float, Field(ge=0.0, le=1e9)]
+Positive = Annotated[float, Field(gt=0.0, le=1e38)]  # fits in float32
+NotNegative = Annotated[float, Field(ge=0.0, le=1e38)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 HueShift = Annotated[float, Field(ge=0.0, le=0.5)]
 Triple = tuple[float, float, float]
@@ -272,6 +274,17 @@ class _Loader(yaml.SafeLoader):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise yaml.YAMLError(f"{twice} is given twice")
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """Octal and base-60 numbers of YAML 1.1, such as 010 and 1:30, stay text."""
+        if re.fullmatch(r"[-+]?0[0-9_]+|.*:.*", node.value):
+            return node.value
+        integer = node.tag.endswith(":int")
+        return self.construct_yaml_int(node) if integer else self.construct_yaml_float(node)
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 
 
 def settings_text(settings: Settings) -> str:
