@@ -181,6 +181,12 @@ def test_a_run_from_before_there_were_windows_goes_on_without_them():
     assert not validated(ResolvedSettings, stored, "settings.yaml").data.windows
 
 
+@pytest.mark.parametrize(("word", "meant"), [("tau", "method.temperature"), ("lambda", "method.covariance_scale")])
+def test_the_papers_letters_are_understood(word, meant):
+    with pytest.raises(SettingsError, match=f"did you mean {meant}"):
+        build_settings("folder", values={word: 1})
+
+
 def test_numbers_are_decimal():
     assert parse_yaml("[1, -2, 0, 0.5, 1.0e-3, 1:4, 010, 1:30.5]") == [1, -2, 0, 0.5, 0.001, "1:4", "010", "1:30.5"]
     assert build_settings("folder", values=parse_assignments(("train.epochs=010",))).train.epochs == 10

@@ -353,7 +353,10 @@ def setting_names() -> list[str]:
 def _nearest(name: str) -> str:
     by_key = {entry.rpartition(".")[2]: entry for entry in setting_names()}
     found = difflib.get_close_matches(name, by_key.values(), n=1, cutoff=0.8)
-    found += [by_key[key] for key in difflib.get_close_matches(name.rpartition(".")[2], by_key, n=1)]
+    key = name.rpartition(".")[2]
+    found += [by_key[close] for close in difflib.get_close_matches(key, by_key, n=1)]
+    word = re.compile(rf"\b{re.escape(key)}\b")  # such as "tau", which is in a description
+    found += [entry for entry, field in setting_fields().items() if key and word.search(field.description or "")]
     return f"did you mean {found[0]}?" if found else "`jcl recipes --settings` lists them all."
 
 
