@@ -11,19 +11,27 @@ HELD_OUT_EVERY = 6  # images of a class in a folder
 
 
 def hold_out(data: Path, out: Path) -> Path:
-    """Training images, some of which, always the same ones, are the test set: below `out`, as an npz file or folder."""
+    """Training images, some of them as the test set, in `out`: an npz file or folder, the same for the same images."""
     return hold_out_folder(data, out / "held-out") if data.is_dir() else hold_out_array(data, out / "held-out.npz")
 
 
 def hold_out_folder(data: Path, split: Path) -> Path:
-    """Links to the images, `HELD_OUT_EVERY`-th of a class for testing."""
+    """A folder of links to the images, every `HELD_OUT_EVERY`-th of a class for testing."""
     train = data / "train" if (data / "train").is_dir() else data
+    links = {}
     for folder in sorted(path for path in train.iterdir() if path.is_dir()):
         for number, file in enumerate(sorted(folder.iterdir())):
-            place = split / ("train" if number % HELD_OUT_EVERY else "val") / folder.name / file.name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if not place.is_symlink():
-                place.symlink_to(file.resolve())
+            links[split / ("train" if number % HELD_OUT_EVERY else "val") / folder.name / file.name] = file.resolve()
+    if not links:
+        raise SystemExit(f"{data} has no class folders with images.")
+    existing = {link: link.readlink() for link in split.glob("*/*/*")}
+    for link in existing:
+        if existing[link] != links.get(link):  # of other images, or of these before some were added
+            link.unlink()
+    for link, file in links.items():
+        if existing.get(link) != file:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
     return split
 
 

@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", help="folder of images in classes, or npz with x_train and y_train")
     parser.add_argument("candidates", type=Path, help="YAML file of settings by name")
-    parser.add_argument("--recipe", default="folder", help="default: the one for the data")
+    parser.add_argument("--recipe", default="folder", help="default: folder")
     parser.add_argument("--epochs", type=int, nargs="+", default=[50, 200], help="of one round after the other")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=1)
@@ -40,7 +40,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs and the split")
     parser.add_argument("--json", type=Path, required=True, help="results files: NAME-EPOCHS.json")
     arguments = parser.parse_args()
-    candidates = yaml.safe_load(arguments.candidates.read_text(encoding="utf-8"))
+    read = yaml.safe_load(arguments.candidates.read_text(encoding="utf-8"))
+    candidates = {name: settings or {} for name, settings in read.items()}
     for epochs in arguments.epochs:
         candidates = better_half(candidates, epochs, arguments)
         print(f"After {epochs} epochs: {', '.join(candidates)}", flush=True)
@@ -53,8 +54,9 @@ def better_half(candidates: dict[str, dict[str, Any]], epochs: int, arguments: a
     words += ["--recipe", arguments.recipe, "--device", arguments.device, "--at-once", arguments.at_once]
     words += ["--seeds", *range(arguments.seeds), *(part for pair in FIXED for part in ("--set", pair))]
     for name, settings in candidates.items():
-        pairs = [f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in settings.items()]
-        words += ["--variant", name, " ".join(["jcl", *pairs])]
+        others = {key: value for key, value in settings.items() if key != "method.name"}
+        pairs = [f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in others.items()]
+        words += ["--variant", name, " ".join([settings.get("method.name", "jcl"), *pairs])]
     compare.main([str(word) for word in words])
     found = read_object(file)
 

@@ -58,6 +58,15 @@ def search(monkeypatch, data, tmp_path, capsys):
     return run
 
 
+def test_an_added_image_is_not_on_both_sides(search, data, tmp_path):
+    search(RATES)
+    (data / "train/cat/00.png").rename(data / "train/cat/a.png")
+    with pytest.raises(SystemExit, match="other images"):
+        search(RATES)
+    links = list((tmp_path / "out/1/held-out").glob("*/*/*"))
+    assert len(links) == len({link.resolve(strict=True) for link in links}) == 36
+
+
 def test_it_halves_the_candidates_and_keeps_their_results(search, tmp_path):
     trained, printed = search(RATES)
     assert trained == [*((name, 1) for name in RATES), ("lr-0.1", 2), ("middle", 2)]

@@ -186,6 +186,9 @@ def test_a_subset_of_the_classes(call, image_folder):
     assert "13 image files" in err and Run(Path("dogs")).summary["steps"] == 1  # one full batch of 8
     code, out, err = call("embed", "dogs", image_folder, "-o", "dogs.npz", "--device", "cpu")
     assert code == 0 and "data.subset are used; it has 1 class." in err and "13 train images" in out
+    Path("classes.txt").unlink()
+    code, out, err = call("embed", "dogs", image_folder, "-o", "all.npz", "--device", "cpu")
+    assert code == 0 and "data.subset" not in err and "13 train images" not in out
 
 
 def test_a_run_inside_the_images_folder_is_refused(refused, image_folder):

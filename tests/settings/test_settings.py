@@ -187,7 +187,7 @@ def test_the_papers_letters_are_understood(word, meant):
         build_settings("folder", values={word: 1})
 
 
-def test_numbers_are_decimal():
+def test_octal_and_base_60_numbers_are_text():
     assert parse_yaml("[1, -2, 0, 0.5, 1.0e-3, 1:4, 010, 1:30.5]") == [1, -2, 0, 0.5, 0.001, "1:4", "010", "1:30.5"]
     assert build_settings("folder", values=parse_assignments(("train.epochs=010",))).train.epochs == 10
     with pytest.raises(SettingsError, match="invalid value '1:4'"):

@@ -74,6 +74,7 @@ def test_the_uncertainty_is_students_interval_of_seeds_or_binomial():
     two = Point({}, [counted, counted | {"linear_top1": 52.0}])
     found = two.estimate("linear_top1")
     assert found and found[:3] == pytest.approx((51.0, 51 - 12.706, 51 + 12.706), abs=1e-3)  # the std of 50, 52 is √2
+    assert Point({}, [counted, counted]).estimate("linear_top1") == one.estimate("linear_top1"), "equal by chance"
     many = Point({}, [{"linear_top1": value} for value in (49.0, 51.0) * 50]).estimate("linear_top1")
     assert many and many.high - many.low < 0.5
     assert Point({}, []).estimate("linear_top1") is None

@@ -40,7 +40,7 @@ def main() -> None:
     try:
         for before, argument in itertools.pairwise(sys.argv):
             if re.fullmatch(r"(--[a-z-]+=)?", argument):  # as a path: the current folder
-                where = f" of {before}" if before.startswith("-") and not argument else f" {argument}"
+                where = f" after {before}" if before.startswith("-") and not argument else f" {argument}"
                 raise SettingsError(f"The argument{where.rstrip()} is empty; is a shell variable not set?")
         code = app(prog_name="jcl", standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught the signal

@@ -175,8 +175,11 @@ def open_initial_backbone(init: str, backbone: str | None, seed: int) -> Initial
         note = f"{name} with random weights"
         return InitialBackbone(build_body(name), name, IMAGENET_MEAN, IMAGENET_STD, note, init)
     path = Path(init)
-    known = init in LIBRARIES
-    found = load_network(initial_weights(init, name), name, None) if known else open_backbone(path, backbone)
+    if init in LIBRARIES:
+        build_body(name)  # raises before anything is downloaded
+        found = load_network(initial_weights(init, name), name, None)
+    else:
+        found = open_backbone(path, backbone)
     info = found.info
     if info.channels != 3:
         raise SettingsError(f"{path} takes images of {info.channels} channels. Detectors need three.")
@@ -195,9 +198,9 @@ def open_body(network: nn.Module, name: str, stem: str, origin: str) -> nn.Modul
     """The modules of a network that a detector uses."""
     body = model.detector_body(network)
     if body is None or stem != "imagenet":
-        what = f"is a {name}" + (f" with the {stem} stem" if body is not None else "")
         needed = "a ResNet, such as resnet50, or a ConvNeXt, with the usual stem"
-        raise SettingsError(f"{origin} {what}. Detectors need {needed}.")
+        found = name + (f" with the {stem} stem" if body is not None else "")
+        raise SettingsError(f"Detectors need {needed}, not {found}{'' if origin == name else f' ({origin})'}.")
     return body
 
 

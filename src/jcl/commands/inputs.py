@@ -75,8 +75,11 @@ def open_chosen_data(
     """
     if location is not None:
         data = open_data(location, channels=channels, progress=partial(print_line, console))
-        subset = class_list(settings.data.subset) if settings is not None and settings.data.subset else ()
-        if subset and isinstance(data.train, FolderImages) and set(subset) < set(data.train.class_names or ()):
+        subset: tuple[str, ...] = ()
+        if settings is not None and settings.data.subset and isinstance(data.train, FolderImages):
+            with contextlib.suppress(DataError):  # the list may have moved
+                subset = class_list(settings.data.subset)
+        if subset and set(subset) < set(data.train.class_names or ()):
             classes = pluralize(len(subset), "class", "classes")
             print_line(console, f"Only images of the run's data.subset are used; it has {classes}.")
             data = open_data(location, classes=subset, channels=channels)

@@ -231,7 +231,7 @@ class Point:
         mean, spread, seeds = self.mean(metric), self.spread(metric), len(self.each(metric))
         if mean is None:
             return None
-        if spread is not None:
+        if spread:  # equal results of a few seeds are chance
             half = STUDENT_95[min(seeds - 2, len(STUDENT_95) - 1)] * spread / math.sqrt(seeds)
             return Estimate(mean, mean - half, mean + half)
         if metric == SELECTION_METRIC:
