@@ -203,3 +203,16 @@ def test_kept_results_can_be_continued_with_the_settings_of_today(compare, tmp_p
     arguments = compare.parse_arguments(words)
     header = json.loads(file.read_text()) | {"rows": {}, "set": compare.by_name(arguments.set)}
     assert [(row.name, seed) for row, seed in compare.missing_runs(arguments, header)] == [(row, 9)]
+
+
+@pytest.mark.parametrize(
+    "name", ["cifar10-compare", "cifar10-two-queries-compare", "caltech101-compare", "tiny100-covariance"]
+)
+def test_committed_results_can_be_added_to(compare, name, tmp_path):
+    """A setting that has become "auto" since is to be changed in the file, if the value is the same."""
+    file = BENCHMARKS / f"results/{name}.json"
+    found = json.loads(file.read_text())
+    words = ["x.npz", "--out", str(tmp_path), "--json", str(file), "--recipe", found["recipe"], "--seeds", "7"]
+    words += ["--epochs", str(found["epochs"])]
+    words += [part for setting in found["set"].items() for part in ("--set", "=".join(setting))]
+    assert compare.missing_runs(compare.parse_arguments(words), found | {"rows": {}})
