@@ -43,7 +43,8 @@ from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, read_object, write_object
 from jcl.runs.metrics import read_metrics
 from jcl.settings.commands import PretrainOptions
-from jcl.settings.schema import Settings, affects_results, setting_names, values_of
+from jcl.settings.schema import Settings, affects_results, setting_names
+from jcl.settings.values import values_of
 
 PER_RUN = ("data.location", "data.root", "train.seed", "train.device", "recipe")  # may differ within a row
 SCALES = "0,1,4,10"  # of the covariance, for `jcl bound`

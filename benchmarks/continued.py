@@ -22,7 +22,7 @@ from jcl.commands.inputs import open_run_data
 from jcl.errors import JclError
 from jcl.evaluate.classification import classification_task
 from jcl.export.loading import open_backbone
-from jcl.settings.schema import parse_yaml, values_of
+from jcl.settings.values import parse_yaml, values_of
 
 QUALITY = ("rankme", "alpha_req", "lidar")  # of the last epoch; they need no labels
 # What `--init` changes, apart from the weights themselves: the naive run has the values of a run from scratch.

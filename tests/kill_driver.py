@@ -15,7 +15,8 @@ from rich.console import Console
 
 import jcl.commands.pretrain as pretraining
 from jcl.runs.checkpoint import search_checkpoints
-from jcl.settings.schema import Settings, read_settings
+from jcl.settings.schema import Settings
+from jcl.settings.values import read_settings
 
 ON_THE_DISK = {"mkdir", "open", "writelines", "flush", "fsync", "close", "replace", "unlink"}
 

@@ -15,7 +15,8 @@ from PIL import Image
 
 import jcl
 from jcl.cli import app
-from jcl.settings.schema import Settings, with_values
+from jcl.settings.schema import Settings
+from jcl.settings.values import with_values
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -29,7 +29,7 @@ from jcl.data.shards.write import write_shards
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.runs.checkpoint import list_checkpoints, newest_checkpoint
 from jcl.runs.metrics import read_metrics
-from jcl.settings.schema import settings_text
+from jcl.settings.values import settings_text
 from run_tools import QUIET, assert_same, state, stop_after
 from small_runs import drawn_pixels, tiny_settings, write_image_folder
 

@@ -12,7 +12,7 @@ import pytest
 
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
-from jcl.settings.schema import settings_text
+from jcl.settings.values import settings_text
 from launch_tools import wait_until
 from small_runs import drawn_pixels
 

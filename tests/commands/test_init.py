@@ -20,7 +20,7 @@ from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts, ResolvedSettings
-from jcl.settings.schema import with_values
+from jcl.settings.values import with_values
 from jcl.train.build import build_learner
 from launch_tools import forked_ranks
 from page_tools import small_run

@@ -22,7 +22,7 @@ from jcl.report.contents import Metric, NamedImage, NeighbourRow, RunContents
 from jcl.report.page import render_page
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
-from jcl.settings.schema import with_values
+from jcl.settings.values import with_values
 from page_tools import EVIL_CLASS, EVIL_FILE, Reader
 from run_tools import QUIET
 from small_runs import drawn_pixels, tiny_settings, write_image_folder

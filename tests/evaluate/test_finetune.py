@@ -19,7 +19,7 @@ from jcl.export import BackboneInfo, load_backbone, save_backbone
 from jcl.runs import saver
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.lock import lock_folder
-from jcl.settings.schema import validated
+from jcl.settings.values import validated
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 from small_runs import networks_of_zeros
 from supervised_tools import finetune, same_tensors, stop_after, untrained_weights

@@ -10,7 +10,7 @@ from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.classification import stratified_split
 from jcl.evaluate.linear import ProbeGrid, linear_probe, standardizer, train_probes
 from jcl.settings.commands import LinearOptions
-from jcl.settings.schema import validated
+from jcl.settings.values import validated
 
 SMALL_GRID = ProbeGrid((0.003, 0.03), (0.0, 1e-3, 1e-1))
 

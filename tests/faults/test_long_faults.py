@@ -12,7 +12,8 @@ from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
 from jcl.errors import Interrupted, RunError
 from jcl.runs.checkpoint import list_checkpoints, search_checkpoints
-from jcl.settings.schema import Settings, settings_text
+from jcl.settings.schema import Settings
+from jcl.settings.values import settings_text
 from run_tools import assert_same, stop_after
 from small_runs import tiny_settings
 

@@ -4,7 +4,7 @@ import pytest
 
 from jcl.errors import SettingsError
 from jcl.settings.recipes import build_settings, parse_assignments, recipe_names, recipe_summary, recipe_values
-from jcl.settings.schema import settings_text
+from jcl.settings.values import settings_text
 
 PAPER_ALIKE = {"method.temperature": 0.2, "method.queue_size": 65536, "method.key_momentum": 0.999}
 PAPER_ALIKE |= {"model.embedding_dim": 128, "model.head": "mlp", "model.stem": "imagenet", "views.recipe": "moco-v2"}

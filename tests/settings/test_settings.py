@@ -5,15 +5,8 @@ from jcl.errors import SettingsError
 from jcl.settings.recipes import build_settings, describe_settings, parse_assignments
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts, ResolvedSettings
-from jcl.settings.schema import (
-    Settings,
-    parse_yaml,
-    read_settings,
-    setting_names,
-    settings_text,
-    validated,
-    with_values,
-)
+from jcl.settings.schema import Settings, setting_names
+from jcl.settings.values import parse_yaml, read_settings, settings_text, validated, with_values
 
 
 def refusal(**sections) -> str:

@@ -183,7 +183,7 @@ def _check_json_file(path: Path | None) -> None:
 def _validated(context: typer.Context, model: type[Options], values: dict[str, Any]) -> Options:
     from pydantic import ValidationError
 
-    from jcl.settings.schema import invalid_value
+    from jcl.settings.values import invalid_value
 
     try:
         return model.model_validate(values)

@@ -33,7 +33,8 @@ from jcl.runs.lock import lock_folder
 from jcl.settings.commands import AblateOptions, LinearOptions
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
-from jcl.settings.schema import Settings, values_of, with_values
+from jcl.settings.schema import Settings
+from jcl.settings.values import values_of, with_values
 from jcl.signals import StopRequest
 from jcl.studies import ablation
 from jcl.studies import cells as planning

@@ -17,7 +17,7 @@ from jcl.distributed.device import choose_device
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.settings.commands import BoundOptions
-from jcl.settings.schema import with_values
+from jcl.settings.values import with_values
 from jcl.studies import bound as study
 from jcl.studies.bound import BoundRow, GaussianCase, RunBounds
 from jcl.studies.distribution import ViewSampler, sample_rows, view_sampler

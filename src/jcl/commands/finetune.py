@@ -23,7 +23,7 @@ from jcl.evaluate.supervised import Classifier, FinetuneSettings
 from jcl.export import load_backbone, save_backbone
 from jcl.paths import absolute_path
 from jcl.settings.commands import FinetuneOptions
-from jcl.settings.schema import validated
+from jcl.settings.values import validated
 
 DEFAULT_LR, DEFAULT_HEAD_LR = 0.1, 0.3  # for a batch of 256, scaled by the square root of the batch size
 _SQUARED_LENGTH = 64.0  # of features; longer ones make the new layer diverge, so its learning rate is lower

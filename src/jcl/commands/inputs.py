@@ -34,7 +34,8 @@ from jcl.paths import cache_folder, expand_user, hub_name, location_path
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number, read_object, write_object
 from jcl.settings.resolved import DataFacts, ResolvedRecordSettings
-from jcl.settings.schema import LIBRARIES, Settings, with_values
+from jcl.settings.schema import LIBRARIES, Settings
+from jcl.settings.values import with_values
 
 
 def open_run_data(settings: Settings, console: Console) -> ImageData:

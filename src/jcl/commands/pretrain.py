@@ -24,7 +24,8 @@ from jcl.runs.folder import RunFolder, unfinished_folder
 from jcl.runs.json_object import describe_differences
 from jcl.settings.resolve import FITTED_TO_RANKS, fit_to_ranks, resolve
 from jcl.settings.resolved import Choice, ResolvedSettings, describe_views
-from jcl.settings.schema import Settings, TrainSettings, setting_names, values_of, with_values
+from jcl.settings.schema import Settings, TrainSettings, setting_names
+from jcl.settings.values import values_of, with_values
 from jcl.studies.ablation import AblationFolder
 from jcl.train.profile import StepProfile, profile_steps
 

@@ -30,7 +30,8 @@ from jcl.runs.json_object import is_number, read_object
 from jcl.runs.metrics import read_metrics
 from jcl.settings.commands import ReportOptions
 from jcl.settings.resolved import ResolvedSettings
-from jcl.settings.schema import Settings, with_values
+from jcl.settings.schema import Settings
+from jcl.settings.values import with_values
 
 _MAX_SKIPPED = 1_000_000  # characters of skipped.txt
 _REPEATS = {"file", "halves"}  # in the JSON of `jcl report` and `jcl compare`, which repeat the results of others

@@ -28,7 +28,8 @@ from jcl.runs.metrics import read_metrics
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import Choice, DataFacts, ResolvedSettings
-from jcl.settings.schema import setting_names, values_of
+from jcl.settings.schema import setting_names
+from jcl.settings.values import values_of
 from jcl.train.build import build_learner
 
 Result = TypeVar("Result")

@@ -28,7 +28,8 @@ from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences
 from jcl.runs.trackers import Tracker, open_tracker
 from jcl.settings.resolved import Choice, ResolvedSettings
-from jcl.settings.schema import affects_results, setting_names, values_of, with_values
+from jcl.settings.schema import affects_results, setting_names
+from jcl.settings.values import values_of, with_values
 from jcl.studies.distribution import online_quality
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.display import Display, collapse_warning, health

@@ -14,7 +14,7 @@ from jcl.runs.checkpoint import read_tensors, to_safetensors
 from jcl.runs.folder import TrainingFolder
 from jcl.runs.json_object import describe_differences, read_object, write_object
 from jcl.settings.detection import CocoFacts, DetectionSettings
-from jcl.settings.schema import validated
+from jcl.settings.values import validated
 
 _CLASSIFIER_FORMAT = "jcl-classifier-1"
 

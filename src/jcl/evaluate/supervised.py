@@ -35,7 +35,8 @@ from jcl.random import CLASSIFIER_INIT, RANDOM_LAYERS, generator, hash_words
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import read_skipped
 from jcl.settings.resolve import power_of_two_below
-from jcl.settings.schema import Fraction, Positive, Section, TrainSettings, validated
+from jcl.settings.schema import Fraction, Positive, Section, TrainSettings
+from jcl.settings.values import validated
 from jcl.train.display import Display
 from jcl.train.schedule import learning_rate
 from jcl.train.step import StepOptions, explain_compiler_errors, view_function

@@ -16,7 +16,8 @@ from jcl.runs.atomic import make_folder, refuse_links, write_atomically
 from jcl.runs.json_object import read_object, write_object
 from jcl.runs.lock import is_locked
 from jcl.settings.resolved import ResolvedSettings
-from jcl.settings.schema import Settings, read_settings, settings_text
+from jcl.settings.schema import Settings
+from jcl.settings.values import read_settings, settings_text
 
 RUN_ID = "run_id"
 _MAX_ID_BYTES = 100

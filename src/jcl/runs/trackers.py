@@ -15,7 +15,8 @@ from typing import Any
 
 from jcl.errors import SettingsError, first_line
 from jcl.runs.atomic import append_to, make_folder, refuse_links
-from jcl.settings.schema import Settings, setting_names, values_of
+from jcl.settings.schema import Settings, setting_names
+from jcl.settings.values import values_of
 
 _PROJECT = "jcl"
 

@@ -25,8 +25,8 @@ from jcl.settings.schema import (
     Section,
     Seed,
     Triple,
-    validated,
 )
+from jcl.settings.values import validated
 
 Task = Literal["box", "mask", "keypoint"]
 Heads = Literal["standard", "small"]

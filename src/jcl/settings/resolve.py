@@ -12,7 +12,8 @@ from jcl.core.registry import METHODS
 from jcl.cores import MAX_WORKERS, cpu_cores, default_workers
 from jcl.errors import SettingsError
 from jcl.settings.resolved import Choice, DataFacts, ResolvedSettings
-from jcl.settings.schema import Settings, set_value, setting_names, validated, values_of, with_values
+from jcl.settings.schema import Settings, setting_names
+from jcl.settings.values import set_value, validated, values_of, with_values
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, LOCAL_SCALE, canvas_side
 
 Values = dict[str, Any]  # settings by dotted name; those resolved after a rule may still be "auto" in it

@@ -26,7 +26,8 @@ from jcl.evaluate.classification import VALIDATION_SHARE
 from jcl.runs.atomic import append_to, make_folder, refuse_links
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value, read_object, write_object
-from jcl.settings.schema import Settings, validated, values_of
+from jcl.settings.schema import Settings
+from jcl.settings.values import validated, values_of
 from jcl.signals import STARTED_BY, STOP_SIGNALS, StopRequest
 from jcl.studies.cells import Cell, distinct_values, short_name
 

@@ -13,7 +13,8 @@ from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
 from jcl.runs.json_object import describe_differences, format_value, is_number
 from jcl.settings.commands import ProbeProtocol
-from jcl.settings.schema import Section, Settings, affects_results, parse_yaml, set_value, setting_names, values_of
+from jcl.settings.schema import Section, Settings, affects_results, setting_names
+from jcl.settings.values import parse_yaml, set_value, values_of
 
 Axes = Mapping[str, Sequence[Any]]  # settings by their dotted names, and the values to try
 Build = Callable[[Mapping[str, Any]], Settings]  # builds the settings of a cell from its values, by dotted names

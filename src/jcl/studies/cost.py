@@ -30,7 +30,7 @@ from jcl.settings.commands import CostOptions
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import passes_for_constant_memory, resolve
 from jcl.settings.resolved import DataFacts, ResolvedSettings
-from jcl.settings.schema import with_values
+from jcl.settings.values import with_values
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 

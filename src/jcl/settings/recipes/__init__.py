@@ -12,7 +12,8 @@ import yaml
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
 from jcl.paths import expand_user
-from jcl.settings.schema import Settings, parse_yaml, read_yaml, set_value, setting_fields, setting_names, validated
+from jcl.settings.schema import Settings, setting_fields, setting_names
+from jcl.settings.values import parse_yaml, read_yaml, set_value, validated
 
 
 def recipe_names() -> list[str]:
