@@ -24,12 +24,11 @@ def hold_out_folder(data: Path, split: Path) -> Path:
             links[split / ("train" if number % HELD_OUT_EVERY else "val") / folder.name / file.name] = file.resolve()
     if not links:
         raise SystemExit(f"{data} has no class folders with images.")
-    existing = {link: link.readlink() for link in split.glob("*/*/*")}
-    for link in existing:
-        if existing[link] != links.get(link):  # of other images, or of these before some were added
+    for link in list(split.glob("*/*/*")):
+        if link.readlink() != links.get(link):  # of other images, or of these before some were added
             link.unlink()
     for link, file in links.items():
-        if existing.get(link) != file:
+        if not link.is_symlink():
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file)
     return split

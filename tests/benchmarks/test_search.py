@@ -63,7 +63,7 @@ def test_an_added_image_is_not_on_both_sides(search, data, tmp_path):
     (data / "train/cat/00.png").rename(data / "train/cat/a.png")
     with pytest.raises(SystemExit, match="other images"):
         search(RATES)
-    links = list((tmp_path / "out/1/held-out").glob("*/*/*"))
+    links = list((tmp_path / "out/held-out").glob("*/*/*"))
     assert len(links) == len({link.resolve(strict=True) for link in links}) == 36
 
 
@@ -71,7 +71,7 @@ def test_it_halves_the_candidates_and_keeps_their_results(search, tmp_path):
     trained, printed = search(RATES)
     assert trained == [*((name, 1) for name in RATES), ("lr-0.1", 2), ("middle", 2)]
     assert printed == ["After 1 epochs: lr-0.1, middle", "After 2 epochs: lr-0.1"]
-    held = tmp_path / "out/1/held-out"
+    held = tmp_path / "out/held-out"
     assert len(list(held.glob("val/*/*"))) == 6 and len(list(held.glob("train/*/*"))) == 30
     (row,) = json.loads((tmp_path / "found-2.json").read_text())["rows"]["middle"]["seeds"].values()
     assert row["pretrain"]["knn_top1"] == 5.0

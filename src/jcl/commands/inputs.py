@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from jcl.console import pluralize, print_line, warn_skipped
 from jcl.core.encoder import build_backbone
-from jcl.data import ArrayImages, FolderImages, ImageData, ImageSource, open_data
+from jcl.data import ArrayImages, ImageData, ImageSource, open_data
 from jcl.data.encoded import EncodedImages
 from jcl.data.named import DEMO_SET, KNOWN_SETS, absolute_location, class_list, default_root
 from jcl.data.shards.fetch import is_shard_location, without_secrets
@@ -72,19 +72,18 @@ def open_chosen_data(
 ) -> ImageData:
     """The images at `location`, or by default those of the run that the weights are from, without `data.strict`.
 
-    Of a folder that has the classes of the run's `data.subset` and others, only these classes.
+    Of a folder that has the classes of the run's `data.subset`, only these classes.
     """
     if location is not None:
-        data = open_data(location, channels=channels, progress=partial(print_line, console))
-        subset: tuple[str, ...] = ()
-        if settings is not None and settings.data.subset and isinstance(data.train, FolderImages):
-            with contextlib.suppress(DataError):  # the list may have moved
+        progress = partial(print_line, console)
+        if settings is not None and settings.data.subset:
+            with contextlib.suppress(DataError):  # other data without these classes, or the list of classes has moved
                 subset = class_list(settings.data.subset)
-        if subset and set(subset) < set(data.train.class_names or ()):
-            classes = pluralize(len(subset), "class", "classes")
-            print_line(console, f"Only images of the run's data.subset are used; it has {classes}.")
-            data = open_data(location, classes=subset, channels=channels)
-        return data
+                data = open_data(location, classes=subset, channels=channels, progress=progress)
+                classes = pluralize(len(subset), "class", "classes")
+                print_line(console, f"Only images of the run's data.subset are used; it has {classes}.")
+                return data
+        return open_data(location, channels=channels, progress=progress)
     if settings is None:
         raise RunError(f"{weights} is a weights file; give the data after it.")
     require_data(settings, "give their new location after the run", console)

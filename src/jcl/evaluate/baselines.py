@@ -13,7 +13,6 @@ from jcl.console import join_words, pluralize
 from jcl.runs.json_object import is_number
 
 Z_95 = 1.959964  # standard deviations of a normal distribution on each side of its mean
-STUDENT_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # the same of Student's t, 2 to 10 values
 
 
 class Estimate(NamedTuple):

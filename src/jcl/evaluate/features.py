@@ -12,8 +12,7 @@ from jcl.console import ProgressCallback, no_progress
 from jcl.data import UNLABELED, ImageSource, read_all
 from jcl.data.source import NoReadableImages, select_images
 from jcl.distributed.device import autocast
-from jcl.distributed.group import Ranks
-from jcl.errors import DataError
+from jcl.distributed.group import Ranks, fail_together
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, center_views
 
 
@@ -136,19 +135,14 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
     if ranks.count == 1 or len(source) < ranks.count:
         return extract(source)
     own = torch.arange(ranks.rank * len(source) // ranks.count, (ranks.rank + 1) * len(source) // ranks.count)
-    found, problem = Features(torch.empty(0, 0), own[:0], own[:0], {}), ""
-    try:
-        found = extract(select_images(source, own))
-    except NoReadableImages as error:  # other ranks may have read theirs, and wait for this one
-        found.skipped.update(error.skipped)
-    except DataError as error:
-        problem = str(error)
-    parts = ranks.gather_objects((problem, found.skipped, found.values.shape[1]))
-    problems, all_skipped, widths = zip(*parts, strict=True)
-    if any(problems):
-        raise DataError(next(filter(None, problems)))
-    skipped = {name: why for part in all_skipped for name, why in part.items()}
-    width = max(widths)
+    found = Features(torch.empty(0, 0), own[:0], own[:0], {})
+    with fail_together(ranks):
+        try:
+            found = extract(select_images(source, own))
+        except NoReadableImages as error:  # other ranks may have read theirs
+            found.skipped.update(error.skipped)
+    skipped = {name: why for part in ranks.gather_objects(found.skipped) for name, why in part.items()}
+    width = max(ranks.gather_objects(found.values.shape[1]))
     if width == 0:
         raise NoReadableImages(source.description, skipped)
     values, samples = ranks.gather_uneven(found.values.reshape(-1, width)), ranks.gather_uneven(own[found.samples])

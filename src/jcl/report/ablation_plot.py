@@ -108,10 +108,10 @@ def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any]) -> Figur
 
 def _bar(point: Point, metric: str) -> tuple[float, float]:
     """The lengths below and above the point: a standard deviation of the seeds or, of one seed, the 95 % interval."""
-    spread, found = point.spread(metric), point.estimate(metric)
-    if spread is not None or found is None:
-        return spread or 0.0, spread or 0.0
-    return found.value - found.low, found.high - found.value
+    if (spread := point.spread(metric)) is not None:
+        return spread, spread
+    found = point.estimate(metric)
+    return (0.0, 0.0) if found is None else (found.value - found.low, found.high - found.value)
 
 
 def _draw_panel(axes: Axes, name: str, curves: Mapping[str, tuple[str, Sequence[Point]]]) -> list[Any]:

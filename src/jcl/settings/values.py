@@ -68,11 +68,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """Octal and base-60 numbers of YAML 1.1, such as 010 and 1:30, stay text."""
+        """A number; octal and base-60 ones of YAML 1.1, such as 010 and 1:30, stay text."""
         if re.fullmatch(r"[-+]?0[0-9_]+|.*:.*", node.value):
             return node.value
-        integer = node.tag.endswith(":int")
-        return self.construct_yaml_int(node) if integer else self.construct_yaml_float(node)
+        return self.construct_yaml_int(node) if node.tag.endswith(":int") else self.construct_yaml_float(node)
 
 
 for _kind in ("int", "float"):

@@ -21,7 +21,7 @@ import torch
 
 from jcl.cores import cpu_cores
 from jcl.errors import Interrupted, RunError
-from jcl.evaluate.baselines import STUDENT_95, Estimate, estimate
+from jcl.evaluate.baselines import Estimate, estimate
 from jcl.evaluate.classification import VALIDATION_SHARE
 from jcl.runs.atomic import append_to, make_folder, refuse_links
 from jcl.runs.folder import RunFolder
@@ -34,6 +34,17 @@ from jcl.studies.cells import Cell, distinct_values, short_name
 MEASURED = ("linear_top1", "knn_top1")  # the metrics that are plotted and tabulated
 SELECTION_METRIC = "validation_top1"  # selects the best value, on held-out training images, never on test images
 _POLL_SECONDS = 0.2
+_STUDENT_95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+)  # Student's t, of 2 to 10 seeds
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -232,8 +243,8 @@ class Point:
         mean, spread, seeds = self.mean(metric), self.spread(metric), len(self.each(metric))
         if mean is None:
             return None
-        if spread:  # equal results of a few seeds are chance
-            half = STUDENT_95[min(seeds - 2, len(STUDENT_95) - 1)] * spread / math.sqrt(seeds)
+        if spread:  # not 0: equal results of a few seeds are chance
+            half = _STUDENT_95[min(seeds - 2, len(_STUDENT_95) - 1)] * spread / math.sqrt(seeds)
             return Estimate(mean, mean - half, mean + half)
         if metric == SELECTION_METRIC:
             return estimate(mean, round(VALIDATION_SHARE * self.results[0].get("train_images", 0)))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from jcl.core.method import StepMetrics
 from jcl.data import BatchLoader, ImageBatch
-from jcl.errors import DataError
+from jcl.errors import DataError, OtherRankFailed
 from jcl.runs.checkpoint import Progress
 from jcl.settings.resolved import ResolvedSettings
 from jcl.train.schedule import backbone_share, covariance_scale, key_momentum, learning_rate
@@ -100,13 +100,14 @@ class PretrainTask(TrainingTask):
             metrics, problem = {}, ""
             try:
                 metrics = evaluate()
-            except DataError as error:
+            except (DataError, OtherRankFailed) as error:
                 problem = str(error)
-            if trainer.ranks.any(bool(problem)):  # training itself does not need it
+            problem = next(filter(None, trainer.ranks.gather_objects(problem)), "")
+            if problem:  # training itself does not need it
                 del self.evaluate[kind]
                 trainer.display.newest.pop("rankme", None)  # of an earlier epoch
                 title = {"knn": "kNN", "quality": "RankMe"}.get(kind, kind)
-                trainer.display.warn(f"{title} is skipped from now on: {problem or 'another rank cannot measure it.'}")
+                trainer.display.warn(f"{title} is skipped from now on: {problem}")
             else:
                 first = trainer.record.first.get(kind, {"step": step} | metrics)
                 if kind == "knn" and self.settings.model.init and first["step"] == 0:  # the weights at the start

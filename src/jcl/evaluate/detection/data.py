@@ -112,9 +112,9 @@ def coco_module(name: str) -> Any:
 def coco_files(coco: CocoSettings, task: Task) -> CocoFiles:
     """Locate the files: COCO's own layout, or one annotation file next to images/. Explicit paths take precedence."""
     folder, kind = coco.folder, _ANNOTATION_FILES[task]
-    if folder is not None and folder.is_file():
-        raise DataError(f"--coco takes a folder; for the file {folder} use --train-json and --images.")
     if folder is not None:
+        if folder.is_file():
+            raise DataError(f"--coco takes a folder; for the file {folder} use --train-json and --images.")
         train, val = (sorted((folder / "annotations").glob(f"{kind}_{part}*.json")) for part in ("train", "val"))
         found = CocoFiles(folder / f"{kind}.json", folder / "images", None, folder / "images")
         if len(train) == len(val) == 1:
